@@ -1,0 +1,1 @@
+"""The `rollstream` command. One module per command group; this one only puts them together."""

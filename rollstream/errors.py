@@ -1,0 +1,84 @@
+"""Every failure that rollstream knows by name.
+
+    RollstreamError
+    ├── UsageError              the caller asked for something that cannot be; the message says what to do
+    │   ├── BrokerUnavailable   no broker answers, or none can be started here
+    │   └── StoreUnavailable    there is no published store to read
+    ├── Poison                  a record that nobody can ever handle (undecodable, wrong kind, no ids)
+    ├── BoundaryFailure         something outside our code failed; says whether a retry can help
+    │   ├── ModelFailure        the model server
+    │   ├── EnvironmentFailure  an environment plug-in or what it depends on
+    │   └── EpisodeTimeout      one of our own limits passed that is not an agent's outcome
+    └── Refused                 what was asked cannot work together (composition, admission): terminal, one sentence
+
+An *outcome* (wrong answer, agent limit reached) is never an exception: it is an event with a reward.
+Anything not listed here is a bug: it propagates, is dead-lettered with its traceback, and fails tests.
+"""
+
+from typing import Literal
+
+Stage = Literal["admission", "seed", "agent", "verification", "cleanup"]
+
+
+class RollstreamError(Exception):
+    """Base of all named failures. `str(error)` is one sentence: what was expected, what was found, what to do."""
+
+
+class UsageError(RollstreamError):
+    """Bad input from a person. The CLI prints it in one line and exits with 2."""
+
+
+class BrokerUnavailable(UsageError):
+    """No broker can be reached or started. The CLI exits with 3."""
+
+
+class StoreUnavailable(UsageError):
+    """No published trajectory store can be read. The CLI exits with 4."""
+
+
+class Poison(RollstreamError):
+    """A record that can never be handled, however often it is read."""
+
+
+class BoundaryFailure(RollstreamError):
+    """A failure at the edge of the system, typed at the place where it happens.
+
+    Attributes:
+        stage: where in the episode it happened.
+        kind: short machine-readable name, e.g. `model_unavailable`.
+        retryable: whether trying again can help.
+    """
+
+    def __init__(self, message: str, *, stage: Stage, kind: str, retryable: bool) -> None:
+        super().__init__(message)
+        self.stage: Stage = stage
+        self.kind = kind
+        self.retryable = retryable
+
+
+class ModelFailure(BoundaryFailure):
+    """The model server failed; never the agent's fault, never a zero reward."""
+
+    def __init__(self, message: str, *, kind: str, retryable: bool, stage: Stage = "agent") -> None:
+        super().__init__(message, stage=stage, kind=kind, retryable=retryable)
+
+
+class EnvironmentFailure(BoundaryFailure):
+    """An environment could not seed, step or verify, for a reason that is not the agent's."""
+
+    def __init__(self, message: str, *, stage: Stage, kind: str = "environment_error", retryable: bool = False) -> None:
+        super().__init__(message, stage=stage, kind=kind, retryable=retryable)
+
+
+class EpisodeTimeout(BoundaryFailure):
+    """A limit that protects the system passed (not one of the agent's own limits, which are outcomes)."""
+
+    def __init__(self, message: str, *, stage: Stage) -> None:
+        super().__init__(message, stage=stage, kind="timeout", retryable=True)
+
+
+class Refused(BoundaryFailure):
+    """The task or the composition cannot run; trying again cannot help."""
+
+    def __init__(self, message: str, *, stage: Stage = "admission", kind: str = "refused") -> None:
+        super().__init__(message, stage=stage, kind=kind, retryable=False)

@@ -1,0 +1,183 @@
+"""All settings, read once at the composition root.
+
+Order of rising strength: defaults, `rollstream.toml`, environment variables, command-line options (passed as keywords to
+`load_settings`). API keys are never a setting: a model names the *environment variable* that holds its key.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from rollstream.errors import UsageError
+
+CONFIG_FILE = "rollstream.toml"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Sampling(Section):
+    """Sampling parameters sent with every call of a model. Null means "the server's default"."""
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+
+
+class ModelSettings(Section):
+    """`[models.NAME]`: one OpenAI-compatible endpoint under a name that runs and roles refer to."""
+
+    base_url: str = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    """The id sent to the server; empty means the section's own name."""
+    api: Literal["chat", "responses"] = "chat"
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the environment variable with the key. The key itself is never in a file or an event."""
+    sampling: Sampling = Sampling()
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """One call, from request to the last byte."""
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    """Retries of one call inside the episode, on 408, 409, 429, 5xx and connection errors, with exponential back-off."""
+
+
+class Defaults(Section):
+    """`[defaults]`: what a bare task on `tasks.in` leaves out."""
+
+    environment: str | None = None
+    harness: str = "chat"
+    model: str = "default"
+    run: str | None = None
+    attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
+    dataset: str = "adhoc"
+    agent_ref: dict[str, str] = {}
+    """NeMo Gym `agent_ref.name` -> environment."""
+
+
+class Limits(Section):
+    """Limits per episode, with the field's own names. Reaching an agent limit is an outcome; passing the rest is retryable."""
+
+    max_concurrent_episodes: Annotated[int, Field(ge=1)] = 256
+    """Per worker process."""
+    queue_timeout_seconds: Annotated[float, Field(gt=0)] | None = None
+    """From fetch to start; null waits for ever."""
+    default_episode_timeout_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """From seed to verdict, without queueing and clean-up."""
+    cleanup_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
+    agent_timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    max_steps: Annotated[int, Field(ge=1)] = 100
+    max_model_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_bytes: Annotated[int, Field(ge=1024)] = 1_000_000
+    """Longest text kept of one model message or observation; the rest is cut with a marker that gives the original size."""
+    verification_timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+
+
+class KafkaSettings(Section):
+    """`[kafka]`: how topics are named and sized, and how workers consume."""
+
+    topic_prefix: str = ""
+    """Put before every topic and consumer-group name, so that several installations share one cluster."""
+    partitions: Annotated[int, Field(ge=1, le=1000)] = 12
+    """Of every topic keyed by session, group or rollout. Frozen at provisioning."""
+    replication_factor: Annotated[int, Field(ge=1, le=10)] = 1
+    commit_interval_s: Annotated[float, Field(gt=0)] = 0.5
+    session_timeout_s: Annotated[float, Field(ge=6)] = 30.0
+    drain_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """On SIGTERM, how long running episodes may go on before they are handed back."""
+    max_record_bytes: Annotated[int, Field(ge=100_000)] = 16 * 1024 * 1024
+
+
+class StoreSettings(Section):
+    """`[store]`: the projection of the log into DuckDB."""
+
+    publish_interval_s: Annotated[float, Field(gt=0)] = 5.0
+    batch_max_records: Annotated[int, Field(ge=1)] = 5_000
+    memory_limit_mib: Annotated[int, Field(ge=128)] = 1024
+
+
+class VerifierSettings(Section):
+    """`[verifier]`: the killable processes that run graders which may hang."""
+
+    grader_processes: Annotated[int, Field(ge=1)] = 2
+    grader_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+
+
+class Settings(BaseSettings):
+    """Everything a process of rollstream needs to know, frozen."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ROLLSTREAM_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        nested_model_default_partial_update=True,
+    )
+
+    data_dir: Path = Path(".rollstream")
+    """Embedded broker's log, store, blobs, keys."""
+    bootstrap_servers: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("bootstrap_servers", "KAFKA_BOOTSTRAP_SERVERS", "ROLLSTREAM_BOOTSTRAP_SERVERS"),
+    )
+    """Null means the embedded broker of `data_dir`."""
+    sealing_key: SecretStr | None = None
+    """Base64 of 32 bytes. Null means the key file of `data_dir`, generated at first use."""
+    defaults: Defaults = Defaults()
+    models: dict[str, ModelSettings] = {}
+    limits: Limits = Limits()
+    kafka: KafkaSettings = KafkaSettings()
+    store: StoreSettings = StoreSettings()
+    verifier: VerifierSettings = VerifierSettings()
+
+    @field_validator("bootstrap_servers", mode="before")
+    @classmethod
+    def _blank_means_embedded(cls, value: object) -> object:
+        return value or None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = Path(os.environ.get("ROLLSTREAM_CONFIG", CONFIG_FILE))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
+
+    def model_named(self, name: str) -> ModelSettings | None:
+        """The settings of model `name`, or None if it is not declared.
+
+        `default` always exists: `OPENAI_BASE_URL` (or a local server on port 8000) serves it.
+        """
+        if name in self.models:
+            found = self.models[name]
+            return found if found.model else found.model_copy(update={"model": name})
+        if name != "default":
+            return None
+        base_url = os.environ.get("OPENAI_BASE_URL") or ModelSettings().base_url
+        return ModelSettings(base_url=base_url, model=os.environ.get("OPENAI_MODEL", "default"))
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read file and environment, with `overrides` on top.
+
+    Raises:
+        UsageError: a setting is malformed; the sentence names it and where it may have come from.
+    """
+    try:
+        return Settings(**{key: value for key, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            f"setting {name}: {first['msg']}, found {first['input']!r}; "
+            f"look in {CONFIG_FILE}, ROLLSTREAM_* variables and options"
+        ) from None

@@ -1,6 +1,6 @@
 """All settings, read once at the composition root.
 
-Order of rising strength: defaults, `rollstream.toml`, environment variables, command-line options (passed as keywords to
+Order of rising strength: defaults, `rollstream.toml`, environment variables, command-line options (keywords of
 `load_settings`). API keys are never a setting: a model names the *environment variable* that holds its key.
 """
 
@@ -12,6 +12,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, Vali
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from rollstream.errors import UsageError
+from schemas.values import EpisodeLimits, Sampling
 
 CONFIG_FILE = "rollstream.toml"
 
@@ -20,14 +21,10 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Sampling(Section):
-    """Sampling parameters sent with every call of a model. Null means "the server's default"."""
+class SamplingSettings(Sampling):
+    """`[models.NAME.sampling]`: as in events, but a misspelt name is refused."""
 
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    seed: int | None = None
-    stop: list[str] | None = None
+    model_config = ConfigDict(extra="forbid")
 
 
 class ModelSettings(Section):
@@ -39,11 +36,11 @@ class ModelSettings(Section):
     api: Literal["chat", "responses"] = "chat"
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable with the key. The key itself is never in a file or an event."""
-    sampling: Sampling = Sampling()
+    sampling: SamplingSettings = SamplingSettings()
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """One call, from request to the last byte."""
     max_retries: Annotated[int, Field(ge=0)] = 4
-    """Retries of one call inside the episode, on 408, 409, 429, 5xx and connection errors, with exponential back-off."""
+    """Retries of one call inside the episode: on 408, 409, 429, 5xx and connection errors, with exponential back-off."""
 
 
 class Defaults(Section):
@@ -60,7 +57,7 @@ class Defaults(Section):
 
 
 class Limits(Section):
-    """Limits per episode, with the field's own names. Reaching an agent limit is an outcome; passing the rest is retryable."""
+    """Limits per episode, by the field's own names. Reaching an agent limit is an outcome; passing others is retryable."""
 
     max_concurrent_episodes: Annotated[int, Field(ge=1)] = 256
     """Per worker process."""
@@ -73,8 +70,18 @@ class Limits(Section):
     max_steps: Annotated[int, Field(ge=1)] = 100
     max_model_tokens: Annotated[int, Field(ge=1)] | None = None
     max_output_bytes: Annotated[int, Field(ge=1024)] = 1_000_000
-    """Longest text kept of one model message or observation; the rest is cut with a marker that gives the original size."""
+    """Longest text kept of one message or observation; the rest is cut, with a marker that gives the original size."""
     verification_timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+
+    def for_episode(self) -> EpisodeLimits:
+        """The part that travels with a session."""
+        return EpisodeLimits(
+            episode_timeout_s=self.default_episode_timeout_seconds,
+            agent_timeout_s=self.agent_timeout_seconds,
+            max_steps=self.max_steps,
+            max_model_tokens=self.max_model_tokens,
+            max_output_bytes=self.max_output_bytes,
+        )
 
 
 class KafkaSettings(Section):

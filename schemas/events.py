@@ -1,0 +1,87 @@
+"""From bytes to events: the one decoder, lenient about what newer writers add, strict about what it needs."""
+
+from typing import TypeVar
+
+import orjson
+from pydantic import ValidationError
+
+from schemas.envelope import Event
+from schemas.episode import EpisodeCompleted
+from schemas.failure import DeadLettered
+from schemas.rollout import RolloutScored
+from schemas.run import RunPublished
+from schemas.session import SessionReady
+from schemas.step import AgentStepped
+from schemas.task import TaskSubmitted
+from schemas.verdict import VerdictReached
+
+EVENTS: dict[str, type[Event]] = {
+    "RunPublished": RunPublished,
+    "TaskSubmitted": TaskSubmitted,
+    "SessionReady": SessionReady,
+    "AgentStepped": AgentStepped,
+    "EpisodeCompleted": EpisodeCompleted,
+    "VerdictReached": VerdictReached,
+    "RolloutScored": RolloutScored,
+    "DeadLettered": DeadLettered,
+}
+
+E = TypeVar("E", bound=Event)
+
+
+class UndecodableEvent(ValueError):
+    """The bytes are not the event that was expected. The message is one sentence."""
+
+
+def decode(raw: bytes | None, expected: type[E]) -> E:
+    """Decode one record value as `expected`.
+
+    Raises:
+        UndecodableEvent: not JSON, another kind, a newer schema version, or a field that is missing or malformed.
+    """
+    if raw is None:
+        raise UndecodableEvent(f"expected a {expected.__name__}, found a record without a value")
+    try:
+        event = expected.model_validate_json(raw)
+    except ValidationError as error:
+        raise UndecodableEvent(_why(raw, expected, error)) from None
+    if event.schema_version > expected.SCHEMA_VERSION:
+        raise UndecodableEvent(_newer(expected, event.schema_version))
+    return event
+
+
+def _newer(expected: type[Event], found: object) -> str:
+    return (
+        f"expected {expected.__name__} of schema version {expected.SCHEMA_VERSION} or lower, found version {found}: "
+        "upgrade this worker"
+    )
+
+
+def _why(raw: bytes, expected: type[Event], error: ValidationError) -> str:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as problem:
+        return f"expected {expected.__name__} as JSON, found {len(raw)} bytes that are not: {problem}"
+    if not isinstance(body, dict):
+        return f"expected {expected.__name__} as a JSON object, found a JSON {type(body).__name__}"
+    if body.get("kind") != expected.__name__:
+        return f"expected an event of kind {expected.__name__}, found kind {body.get('kind')!r}"
+    version = body.get("schema_version")
+    if isinstance(version, int) and version > expected.SCHEMA_VERSION:
+        return _newer(expected, version)
+    return f"expected a valid {expected.__name__}, found {describe(error)}"
+
+
+def describe(error: ValidationError) -> str:
+    """The first problem of a validation, and how many more there are, in half a sentence."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the whole"
+    found = "" if first["type"] == "missing" else f" (it is {_short(first['input'])})"
+    more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"{where}: {first['msg']}{found}{more}"
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,56 @@
+"""Runs: everything published together, with its manifest."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.envelope import RunEvent, now
+from schemas.identities import event_id
+from schemas.values import Composition, EpisodeLimits, Name, Value
+
+
+class DatasetManifest(Value):
+    """Where the tasks came from, precisely enough to say whether another file is the same."""
+
+    name: Name
+    sha256: str
+    """Of the rows as published, one canonical JSON text a line: re-compressing a file does not change it."""
+    rows: Annotated[int, Field(ge=0)]
+
+
+class RunPublished(RunEvent):
+    """A run was announced; its tasks follow on `tasks.in`."""
+
+    kind: Literal["RunPublished"] = "RunPublished"
+    dataset: DatasetManifest
+    groups: Annotated[int, Field(ge=0)]
+    """How many groups the run consists of."""
+    groups_sha256: str
+    """Of the sorted group ids, one a line."""
+    attempts: Annotated[int, Field(ge=1)]
+    environments: dict[str, int]
+    """Environment -> number of groups."""
+    composition: Composition
+    limits: EpisodeLimits
+    versions: dict[str, str]
+    """Of rollstream, Python and every environment named."""
+
+    @classmethod
+    def create(cls, *, run: str, occurred_at: datetime | None = None, **fields: object) -> "RunPublished":
+        at = occurred_at or now()
+        body = {"run": run, "event_id": event_id("RunPublished", run), "occurred_at": at, "caused_at": at, **fields}
+        return cls.model_validate(body)
+
+    def difference(self, other: "RunPublished") -> list[str]:
+        """What distinguishes two manifests of one run, a line each; empty when they are the same experiment."""
+        lines = []
+        for name in ("dataset", "groups", "groups_sha256", "attempts", "environments", "composition", "limits"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                lines.append(f"{name}: {_text(mine)} -> {_text(theirs)}")
+        return lines
+
+
+def _text(value: object) -> str:
+    return value.model_dump_json(exclude_none=True) if isinstance(value, Value) else str(value)

@@ -1,0 +1,1 @@
+"""The topics: their names, keys, sizes and events."""

@@ -1,0 +1,96 @@
+"""Every topic, once. Provisioning, workers, docs and the AsyncAPI page all read this table.
+
+Topics that are not `single` have the same partition count and the same partitioner, so that a session's whole history is
+one partition number. No topic is compacted, and by default nothing is ever deleted: the log is the source of truth.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.envelope import Event
+from schemas.episode import EpisodeCompleted
+from schemas.failure import DeadLettered
+from schemas.rollout import RolloutScored
+from schemas.run import RunPublished
+from schemas.session import SessionReady
+from schemas.step import AgentStepped
+from schemas.task import TaskSubmitted
+from schemas.verdict import VerdictReached
+
+Partitioning = Literal["group", "session", "single"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic of the installation. `name` is without the installation's prefix."""
+
+    name: str
+    event: type[Event]
+    key: str
+    partitioning: Partitioning
+    written_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+    purpose: str
+
+    def partitions(self, count: int) -> int:
+        """How many partitions the topic has in an installation of `count` partitions."""
+        return 1 if self.partitioning == "single" else count
+
+    def config(self, max_record_bytes: int) -> dict[str, str]:
+        """Topic-level configuration, as Kafka spells it."""
+        return {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "max.message.bytes": str(max_record_bytes),
+        }
+
+
+TASKS_IN = Topic(
+    "tasks.in", TaskSubmitted, "group_id", "group", ("users", "cli"), ("env_worker", "store_worker"),
+    "Tasks to attempt, one record a group; bare JSON tasks and unmodified NeMo Gym rows too.",
+)  # fmt: skip
+SESSIONS_READY = Topic(
+    "sessions.ready", SessionReady, "session_id", "session", ("env_worker",), ("agent_worker", "store_worker"),
+    "Seeded sessions: the environment accepted the task and says how to interact.",
+)  # fmt: skip
+AGENT_STEPS = Topic(
+    "agent.steps", AgentStepped, "session_id", "session", ("agent_worker",), ("store_worker",),
+    "Every model call of every agent, with the provider's response.",
+)  # fmt: skip
+EPISODES_COMPLETED = Topic(
+    "episodes.completed", EpisodeCompleted, "session_id", "session", ("agent_worker",),
+    ("verifier_worker", "store_worker"), "Submissions and transcripts, to be verified.",
+)  # fmt: skip
+VERDICTS = Topic(
+    "verdicts", VerdictReached, "session_id", "session", ("verifier_worker",), ("store_worker",),
+    "The environment's scores, with diagnostics.",
+)  # fmt: skip
+ROLLOUTS_SCORED = Topic(
+    "rollouts.scored", RolloutScored, "group_id", "group",
+    ("env_worker", "agent_worker", "verifier_worker", "cli"), ("trainers", "store_worker"),
+    "Terminal records, one that counts for each attempt: what trainers subscribe to.",
+)  # fmt: skip
+RUNS_CONTROL = Topic(
+    "runs.control", RunPublished, "run_id", "single", ("cli",), ("cli", "store_worker"),
+    "Runs: their manifests.",
+)  # fmt: skip
+DEAD_LETTERS = Topic(
+    "dead.letters", DeadLettered, "the original key", "single",
+    ("env_worker", "agent_worker", "verifier_worker", "store_worker"), ("cli", "store_worker"),
+    "Records that nobody could handle: original bytes and headers, and why.",
+)  # fmt: skip
+
+CATALOGUE: tuple[Topic, ...] = (
+    TASKS_IN,
+    SESSIONS_READY,
+    AGENT_STEPS,
+    EPISODES_COMPLETED,
+    VERDICTS,
+    ROLLOUTS_SCORED,
+    RUNS_CONTROL,
+    DEAD_LETTERS,
+)
+BY_NAME: dict[str, Topic] = {topic.name: topic for topic in CATALOGUE}
+BY_EVENT: dict[type[Event], Topic] = {topic.event: topic for topic in CATALOGUE}
+"""Where an event of a class is written."""

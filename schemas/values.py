@@ -15,9 +15,7 @@ from typing_extensions import TypedDict
 class Value(BaseModel):
     """Base of every schema: frozen; unknown fields of newer writers are ignored; NaN and infinities are refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", allow_inf_nan=False, serialize_by_alias=True, validate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, serialize_by_alias=True, validate_by_name=True)
 
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]

@@ -4,10 +4,12 @@ What cannot be carried is escaped, never dropped: a lone surrogate becomes the s
 infinity or an integer outside 64 bits becomes its text. `clean` says whether it had to do so.
 """
 
+import json
 import math
 import re
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from typing_extensions import TypedDict
 
@@ -139,6 +141,30 @@ def clean(value: Any) -> tuple[Any, bool]:
         cleaned = [clean(item) for item in value]
         return ([item for item, _ in cleaned], True) if any(escaped for _, escaped in cleaned) else (value, False)
     return value, False
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+
+
+def parse_json(raw: bytes) -> tuple[Any, bool]:
+    """Any JSON text, made fit for the log, and whether anything was escaped.
+
+    orjson reads what is strict; what it refuses (lone surrogates, NaN) or would round (integers beyond 64 bits) is read by
+    the standard library and cleaned.
+
+    Raises:
+        ValueError: not JSON at all, or nested too deeply.
+        UnicodeDecodeError: (a ValueError) bytes that are not UTF-8, with their position.
+    """
+    if not _LONG_NUMBER.search(raw):
+        try:
+            return orjson.loads(raw), False
+        except orjson.JSONDecodeError:
+            pass
+    try:
+        return clean(json.loads(raw.decode("utf-8")))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def truncate_text(text: str, max_bytes: int) -> str:

@@ -1,0 +1,113 @@
+"""Topics as they are against topics as the catalogue wants them. Idempotent: what exists is compared, never changed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from rollstream.errors import UsageError
+from rollstream.settings import KafkaSettings
+from topics.catalogue import CATALOGUE, Topic
+
+
+class TopicMismatch(UsageError):
+    """Topics exist with other partitions or retention than this installation needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """What provisioning found and did. Names carry the installation's prefix."""
+
+    created: list[str] = field(default_factory=list)
+    existing: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    """One sentence each: the topic, what was expected, what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """One topic of the catalogue as the broker has it; `partitions` is None when it does not exist."""
+
+    topic: Topic
+    name: str
+    partitions: int | None
+    config: dict[str, str]
+
+
+async def describe(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> list[TopicState]:
+    """All topics of the catalogue, in its order."""
+    present = set(await admin.list_topics())
+    names = {topic: kafka.topic_prefix + topic.name for topic in CATALOGUE}
+    wanted = [name for name in names.values() if name in present]
+    counts: dict[str, int] = {}
+    configs: dict[str, dict[str, str]] = {}
+    if wanted:
+        counts = {entry["topic"]: len(entry["partitions"]) for entry in await admin.describe_topics(wanted)}
+        configs = await _configs(admin, wanted)
+    return [TopicState(topic, name, counts.get(name), configs.get(name, {})) for topic, name in names.items()]
+
+
+async def _configs(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    found: dict[str, dict[str, str]] = {}
+    for response in await admin.describe_configs(resources):
+        for resource in response.resources:
+            name, entries = resource[3], resource[4]
+            found[name] = {entry[0]: entry[1] for entry in entries}
+    return found
+
+
+def compare(states: Sequence[TopicState], kafka: KafkaSettings) -> list[str]:
+    """What differs from the catalogue, one sentence a difference. Missing topics are not a difference."""
+    sentences = []
+    for state in states:
+        if state.partitions is None:
+            continue
+        expected = state.topic.partitions(kafka.partitions)
+        if state.partitions != expected:
+            sentences.append(
+                f"topic {state.name}: expected {expected} partitions, found {state.partitions} "
+                "(partition counts are frozen: set kafka.partitions to what exists, or use another kafka.topic_prefix)"
+            )
+        for key, value in state.topic.config(kafka.max_record_bytes).items():
+            found = state.config.get(key)
+            if found is not None and found != value:
+                sentences.append(f"topic {state.name}: expected {key}={value}, found {found}")
+    return sentences
+
+
+async def ensure(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> Provisioned:
+    """Create what is missing and compare what exists."""
+    states = await describe(admin, kafka)
+    missing = [state for state in states if state.partitions is None]
+    if missing:
+        await admin.create_topics(
+            [
+                NewTopic(
+                    name=state.name,
+                    num_partitions=state.topic.partitions(kafka.partitions),
+                    replication_factor=kafka.replication_factor,
+                    topic_configs=state.topic.config(kafka.max_record_bytes),
+                )
+                for state in missing
+            ]
+        )
+    existing = [state for state in states if state.partitions is not None]
+    return Provisioned(
+        created=[state.name for state in missing],
+        existing=[state.name for state in existing],
+        mismatches=compare(existing, kafka),
+    )
+
+
+async def require(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> None:
+    """Make sure a worker can run on these topics.
+
+    Raises:
+        TopicMismatch: some exist with another partition count; co-partitioning would silently break.
+    """
+    outcome = await ensure(admin, kafka)
+    wrong = [sentence for sentence in outcome.mismatches if "partitions" in sentence]
+    if wrong:
+        raise TopicMismatch("; ".join(wrong))

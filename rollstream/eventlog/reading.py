@@ -1,0 +1,113 @@
+"""Reading the log without a consumer group: for commands that look, not for workers that work."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from rollstream.eventlog.connection import consumer_options, unreachable
+from rollstream.settings import KafkaSettings
+from schemas.envelope import header_map
+from topics.catalogue import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of the log, as it stands."""
+
+    topic: str
+    """Without the installation's prefix."""
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+    def header_map(self) -> dict[str, str]:
+        return header_map(self.headers)
+
+
+class LogReader:
+    """Reads whole topics from a position on, in batches. Create it with `open_reader`."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, prefix: str) -> None:
+        self._consumer = consumer
+        self._prefix = prefix
+
+    async def seek_to_start(self) -> None:
+        await self._consumer.seek_to_beginning(*self._consumer.assignment())
+
+    async def seek_to_end(self) -> None:
+        await self._consumer.seek_to_end(*self._consumer.assignment())
+
+    async def seek_to_time(self, moment: datetime) -> None:
+        """Every partition to its first record at or after `moment`, by broker time."""
+        partitions = self._consumer.assignment()
+        found = await self._consumer.offsets_for_times({tp: round(moment.timestamp() * 1000) for tp in partitions})
+        for partition in partitions:
+            position = found.get(partition)
+            if position is None:
+                await self._consumer.seek_to_end(partition)
+            else:
+                self._consumer.seek(partition, position.offset)
+
+    async def poll(self, timeout_s: float = 0.5, max_records: int = 2_000) -> list[Record]:
+        """What arrived, at most `max_records`; empty after `timeout_s` without any."""
+        batches = await self._consumer.getmany(timeout_ms=round(timeout_s * 1000), max_records=max_records)
+        return [
+            Record(
+                topic=record.topic.removeprefix(self._prefix),
+                partition=record.partition,
+                offset=record.offset,
+                timestamp_ms=record.timestamp,
+                key=record.key,
+                value=record.value,
+                headers=tuple(record.headers),
+            )
+            for records in batches.values()
+            for record in records
+        ]
+
+    async def to_end(self) -> AsyncIterator[list[Record]]:
+        """Batches up to where the log ended when the call was made."""
+        ends = await self._consumer.end_offsets(self._consumer.assignment())
+        while True:
+            positions = [(await self._consumer.position(tp), end) for tp, end in ends.items()]
+            if all(position >= end for position, end in positions):
+                return
+            if batch := await self.poll():
+                yield batch
+
+
+@asynccontextmanager
+async def open_reader(bootstrap: str, kafka: KafkaSettings, topics: Collection[Topic]) -> AsyncIterator[LogReader]:
+    """A reader over all partitions of `topics`, at their start.
+
+    Raises:
+        BrokerUnavailable: nobody answers.
+    """
+    options = consumer_options(kafka)
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, **options)
+    try:
+        await asyncio.wait_for(consumer.start(), 15)
+    except (KafkaError, OSError, TimeoutError) as error:
+        await consumer.stop()
+        raise unreachable(bootstrap, error) from None
+    try:
+        partitions = []
+        for topic in topics:
+            name = kafka.topic_prefix + topic.name
+            await consumer._client.add_topic(name)  # fetches the metadata that partitions_for_topic reads
+            partitions += [TopicPartition(name, number) for number in consumer.partitions_for_topic(name) or ()]
+        consumer.assign(partitions)
+        reader = LogReader(consumer, kafka.topic_prefix)
+        if partitions:
+            await reader.seek_to_start()
+        yield reader
+    finally:
+        await consumer.stop()

@@ -1,0 +1,52 @@
+"""What a model server looks like from inside: messages in, one message out, everything else recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from rollstream.errors import RollstreamError
+from schemas.values import ChatMessage, JsonObject, Sampling, Usage
+
+
+class ContextOverflow(RollstreamError):
+    """The prompt no longer fits the model's context: an outcome of the episode, not a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer of a model.
+
+    Attributes:
+        message: the answer as an OpenAI chat message, whatever API it came through.
+        response: the provider's response as it came; `escaped` when it had to be changed to fit the log.
+        model: the id the server says it answered with.
+        duration_s: from sending (first try) to the last byte.
+        attempts: how often the request was sent.
+    """
+
+    message: ChatMessage
+    finish_reason: str | None
+    usage: Usage
+    response: JsonObject
+    model: str
+    started_at: datetime
+    duration_s: float
+    attempts: int
+    escaped: bool
+
+
+class ModelClient(Protocol):
+    """One named model."""
+
+    async def complete(self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject], sampling: Sampling) -> Completion:
+        """Ask for one assistant message.
+
+        Args:
+            sampling: non-null values override the model's own settings.
+
+        Raises:
+            ContextOverflow: the prompt does not fit.
+            ModelFailure: everything else that can go wrong; never an answer.
+        """
+        ...

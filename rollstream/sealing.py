@@ -1,0 +1,124 @@
+"""Sealed tickets: grading data that travels through the agent side and cannot be read or moved there.
+
+    rs1.<key id>.<base64url(nonce || ciphertext || tag)>
+
+AES-256-GCM over zstd-compressed JSON; the session id is bound in as associated data, so a ticket moved to another session
+does not open. The key id lets keys be rotated: the first key seals, every known key opens.
+"""
+
+import hashlib
+import os
+from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from pathlib import Path
+
+import zstandard
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from rollstream.errors import Refused, UsageError
+from rollstream.settings import Settings
+
+FORMAT = "rs1"
+KEY_BYTES = 32
+NONCE_BYTES = 12
+MAX_TICKET_BYTES = 64 * 1024 * 1024
+"""Of unsealed JSON; a bound on what a forged size can make us allocate."""
+
+
+class TicketRefused(Refused):
+    """A ticket does not open here: forged, altered, moved to another session, or sealed with a key we do not have."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, stage="verification", kind="ticket_refused")
+
+
+class Sealer:
+    """Seals with the first key, opens with any. Thread-safe."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if len(key) != KEY_BYTES:
+                raise UsageError(f"sealing key: expected {KEY_BYTES} bytes, found {len(key)}")
+        self._keys = {key_id(key): AESGCM(key) for key in keys}
+        self._current = key_id(keys[0])
+
+    def seal(self, content: bytes, session: str) -> str:
+        """Seal JSON bytes for one session."""
+        nonce = os.urandom(NONCE_BYTES)
+        compressed = zstandard.ZstdCompressor(level=1).compress(content)
+        sealed = self._keys[self._current].encrypt(nonce, compressed, self._bound_to(session))
+        return f"{FORMAT}.{self._current}.{urlsafe_b64encode(nonce + sealed).decode()}"
+
+    def unseal(self, ticket: str, session: str) -> bytes:
+        """Open a ticket that was sealed for `session`.
+
+        Raises:
+            TicketRefused: it was not sealed here, was altered, or belongs to another session.
+        """
+        try:
+            form, used, body = ticket.split(".")
+            raw = urlsafe_b64decode(body)
+        except ValueError:
+            raise TicketRefused(f"expected a ticket {FORMAT}.KEY.BODY, found {ticket[:20]!r}") from None
+        if form != FORMAT or used not in self._keys:
+            raise TicketRefused(
+                f"ticket of format {form!r} sealed with key {used!r}: this installation opens {FORMAT} with "
+                f"{', '.join(self._keys)} (give every worker the same ROLLSTREAM_SEALING_KEY)"
+            )
+        try:
+            compressed = self._keys[used].decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], self._bound_to(session))
+        except InvalidTag:
+            raise TicketRefused(f"ticket does not belong to session {session}, or was altered") from None
+        return zstandard.ZstdDecompressor().decompress(compressed, max_output_size=MAX_TICKET_BYTES)
+
+    @staticmethod
+    def _bound_to(session: str) -> bytes:
+        return f"{FORMAT}:ticket:{session}".encode()
+
+
+def key_id(key: bytes) -> str:
+    """Public name of a key: 8 hex digits of its SHA-256."""
+    return hashlib.sha256(key).hexdigest()[:8]
+
+
+def load_sealer(settings: Settings) -> Sealer:
+    """The installation's sealer: keys from the settings (comma-separated base64), else from the data directory.
+
+    Raises:
+        UsageError: a key is not base64 of 32 bytes.
+    """
+    if settings.sealing_key is not None:
+        return Sealer([_decoded(text) for text in settings.sealing_key.get_secret_value().split(",")])
+    return Sealer([ensure_key_file(settings.data_dir)])
+
+
+def ensure_key_file(data_dir: Path) -> bytes:
+    """The key in `data_dir/keys/sealing.key`, made at first use; readable by its owner only. Safe to call concurrently."""
+    path = data_dir / "keys" / "sealing.key"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        fresh = path.with_name(f".sealing.{os.getpid()}.{os.urandom(4).hex()}")
+        fresh.touch(mode=0o600)
+        fresh.write_text(b64encode(os.urandom(KEY_BYTES)).decode() + "\n")
+        try:
+            # Linking fails when another process was first, and never shows a half-written key.
+            os.link(fresh, path)
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+    return _decoded(path.read_text())
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        key = b64decode(text.strip(), validate=True)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise UsageError(
+            f"sealing key: expected base64 of {KEY_BYTES} bytes "
+            '(python -c "import os,base64;print(base64.b64encode(os.urandom(32)).decode())")'
+        )
+    return key

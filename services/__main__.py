@@ -1,0 +1,112 @@
+"""Runs workers: `python -m services [NAME …]` runs the named ones, or all, in one process until SIGTERM or Ctrl-C.
+
+`python -m services asyncapi` prints the AsyncAPI document of all of them and exits.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+import uvloop
+from faststream import FastStream
+
+from rollstream.broker import find_broker
+from rollstream.errors import BrokerUnavailable, RollstreamError
+from rollstream.eventlog.apps import describe_apps
+from rollstream.eventlog.lanes import LaneSubscriber
+from rollstream.settings import Settings, load_settings
+
+WORKERS = ("env_worker", "agent_worker", "verifier_worker", "store_worker")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m services", description="Run workers in this process.", epilog="example: python -m services agent_worker"
+    )
+    parser.add_argument("names", nargs="*", choices=[*WORKERS, "asyncapi"], default=[], help="workers to run; none means all")
+    names: list[str] = parser.parse_args().names
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    try:
+        settings = load_settings()
+        if "asyncapi" in names:
+            sys.stdout.write(describe_apps([build(name, settings) for name in WORKERS]))
+            return
+        settings = settings.model_copy(update={"bootstrap_servers": find_broker(settings)})
+        uvloop.run(run(names or list(WORKERS), settings))
+    except BrokerUnavailable as error:
+        sys.exit(_failed(error, 3))
+    except RollstreamError as error:
+        sys.exit(_failed(error, 2))
+
+
+def build(name: str, settings: Settings) -> FastStream:
+    """The application of one worker; only its own modules are imported."""
+    app: FastStream = importlib.import_module(f"services.{name}.app").build(settings)
+    return app
+
+
+async def run(names: list[str], settings: Settings) -> None:
+    """Run workers until told to stop; a worker that breaks stops all.
+
+    Raises:
+        RollstreamError: a worker could not start.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    started = time.monotonic()
+    apps: dict[str, FastStream] = {}
+    try:
+        for name in names:
+            apps[name] = app = build(name, settings)
+            await app.start()
+            _say(event="ready", worker=name, pid=os.getpid(), seconds=round(time.monotonic() - started, 3))
+        await _first(stop, apps)
+    finally:
+        results = await asyncio.gather(*(app.stop() for app in apps.values()), return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                logging.getLogger(__name__).error("while stopping: %r", result)
+        _say(event="stopped", workers=list(apps), pid=os.getpid())
+
+
+async def _first(stop: asyncio.Event, apps: dict[str, FastStream]) -> None:
+    """Wait for the signal to stop, or for a worker to break."""
+    broken = {
+        asyncio.create_task(subscriber.broken.wait()): (name, subscriber)
+        for name, app in apps.items()
+        for broker in app.brokers
+        for subscriber in broker.subscribers
+        if isinstance(subscriber, LaneSubscriber)
+    }
+    stopping = asyncio.create_task(stop.wait())
+    done, pending = await asyncio.wait([stopping, *broken], return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done & broken.keys():
+        name, subscriber = broken[task]
+        raise RollstreamError(f"{name} broke: {subscriber.failure!r}")
+
+
+def _say(**fields: object) -> None:
+    """One JSON line for whoever supervises this process."""
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(fields), file=sys.stderr, flush=True)
+
+
+def _failed(error: RollstreamError, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Wires env_worker: tasks.in -> sessions.ready."""
+
+from faststream import FastStream
+
+from rollstream.eventlog.apps import Wiring, worker_app
+from rollstream.eventlog.failures import Boundary
+from rollstream.eventlog.producer import EventProducer
+from rollstream.eventlog.reading import Record
+from rollstream.sealing import Sealer, load_sealer
+from rollstream.settings import Settings
+from schemas.task import TaskSubmitted
+from services.env_worker.handler import SeedHandler
+from topics.catalogue import DEAD_LETTERS, ROLLOUTS_SCORED, SESSIONS_READY, TASKS_IN
+
+BOUNDARY = Boundary("env_worker", "seed", TaskSubmitted)
+LANES = 32
+"""Seeding is fast and does not wait for anybody; lanes only overlap the producer's round trips."""
+
+
+def build(settings: Settings, sealer: Sealer | None = None) -> FastStream:
+    producer = EventProducer(settings.bootstrap_servers, settings.kafka, client_id="rollstream-env_worker")
+    handler = SeedHandler(settings, sealer or load_sealer(settings), producer)
+
+    async def seed(record: Record) -> None:
+        await handler.seed(record)
+
+    wiring = Wiring(
+        boundary=BOUNDARY, consumes=TASKS_IN, publishes=(SESSIONS_READY, ROLLOUTS_SCORED, DEAD_LETTERS), lanes=LANES
+    )
+    return worker_app(settings, wiring, producer, seed, read=lambda record: record)

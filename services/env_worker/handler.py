@@ -1,0 +1,96 @@
+"""Seeds sessions: one task in, one SessionReady for each attempt out."""
+
+from datetime import UTC, datetime
+
+from rollstream.environments import registry
+from rollstream.environments.intake import Unreadable, read_task
+from rollstream.environments.protocol import Environment, Task
+from rollstream.environments.tickets import seal_task
+from rollstream.errors import Refused
+from rollstream.eventlog.failures import TaskFailure
+from rollstream.eventlog.producer import Publisher
+from rollstream.eventlog.reading import Record
+from rollstream.sealing import Sealer
+from rollstream.settings import Settings
+from schemas import identities
+from schemas.envelope import now
+from schemas.session import SessionReady, Submission
+from schemas.task import TaskSubmitted
+from schemas.values import GroupRef
+
+ORACLE = "oracle"
+"""The one harness whose runs are given the environment's own solution."""
+CHUNK = 500
+"""Sessions published at a time, so that a group of thousands does not stand in memory at once."""
+
+
+class SeedHandler:
+    """What env_worker does with a record of `tasks.in`."""
+
+    def __init__(self, settings: Settings, sealer: Sealer, publisher: Publisher) -> None:
+        self._settings = settings
+        self._sealer = sealer
+        self._publisher = publisher
+
+    async def seed(self, record: Record) -> None:
+        """Seed every attempt of one task.
+
+        Raises:
+            TaskFailure: the record cannot be read, or its task cannot be played; carries what is known of the attempts.
+        """
+        recorded_at = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+        try:
+            submitted = read_task(
+                record.value or b"",
+                record.header_map(),
+                self._settings.defaults,
+                self._settings.limits.for_episode(),
+                recorded_at,
+            )
+        except Unreadable as error:
+            raise TaskFailure(error.submitted) from error
+        try:
+            sessions = self._sessions(submitted)
+        except Exception as error:
+            raise TaskFailure(submitted) from error
+        for start in range(0, len(sessions), CHUNK):
+            await self._publisher.publish(sessions[start : start + CHUNK])
+
+    def _sessions(self, submitted: TaskSubmitted) -> list[SessionReady]:
+        environment = registry.load(submitted.environment)
+        task = registry.admit(environment, submitted.row)
+        seeded = environment.seed(task)
+        reference = _reference(environment, task) if submitted.composition.harness == ORACLE else None
+        return [
+            SessionReady(
+                event_id=identities.event_id("SessionReady", session),
+                occurred_at=now(),
+                caused_at=submitted.occurred_at,
+                run=submitted.run,
+                group=GroupRef(id=submitted.group, size=submitted.attempts, index=index),
+                task=submitted.task,
+                rollout=rollout,
+                session=session,
+                environment=submitted.environment,
+                environment_version=environment.version,
+                composition=submitted.composition,
+                interaction=seeded.interaction,
+                placement=seeded.placement,
+                messages=seeded.messages,
+                tools=seeded.tools,
+                limits=submitted.limits,
+                ticket=seal_task(self._sealer, submitted.row, session),
+                submitted_at=submitted.occurred_at,
+                reference=reference,
+            )
+            for index in range(submitted.attempts)
+            for rollout in [identities.rollout_id(submitted.group, index)]
+            for session in [identities.session_id(rollout, 0, 0)]
+        ]
+
+
+def _reference(environment: Environment[Task], task: Task) -> Submission:
+    reference = environment.reference(task)
+    if reference is None:
+        raise Refused(f"harness {ORACLE} needs a reference solution, and this task of {environment.name} has none")
+    return reference

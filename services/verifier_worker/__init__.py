@@ -1,0 +1,1 @@
+"""episodes.completed ─▶ verify ─▶ verdicts, rollouts.scored. The environment scores what the agent handed in."""

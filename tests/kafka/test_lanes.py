@@ -1,0 +1,209 @@
+"""Lanes on a real broker: concurrency, commits, restarts, failures."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from faststream import FastStream
+
+from rollstream.eventlog.apps import Wiring, worker_app
+from rollstream.eventlog.failures import Boundary
+from rollstream.eventlog.lanes import LaneSubscriber
+from rollstream.eventlog.producer import EventProducer
+from rollstream.eventlog.reading import Record, open_reader
+from rollstream.settings import Settings
+from schemas.events import decode
+from schemas.failure import DeadLettered
+from schemas.rollout import RolloutScored
+from schemas.task import TaskSubmitted
+from topics.catalogue import DEAD_LETTERS, ROLLOUTS_SCORED, TASKS_IN
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("topics")]
+
+Handler = Callable[[Record], Awaitable[None]]
+
+
+def app_for(settings: Settings, handler: Handler, lanes: int = 50) -> FastStream:
+    producer = EventProducer(settings.bootstrap_servers, settings.kafka)
+    wiring = Wiring(Boundary("tester", "seed", TaskSubmitted), TASKS_IN, (ROLLOUTS_SCORED, DEAD_LETTERS), lanes)
+
+    async def handle(record: Record) -> None:
+        await handler(record)
+
+    return worker_app(settings, wiring, producer, handle, read=lambda record: record)
+
+
+@asynccontextmanager
+async def running(app: FastStream) -> Any:
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.stop()
+
+
+async def send(settings: Settings, count: int, headers: list[tuple[str, bytes]] | None = None) -> None:
+    async with EventProducer(settings.bootstrap_servers, settings.kafka) as producer:
+        await asyncio.gather(
+            *(producer.publish_raw("tasks.in", str(n).encode(), str(n).encode(), headers or []) for n in range(count))
+        )
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def read_all(settings: Settings, topic: Any) -> list[Record]:
+    assert settings.bootstrap_servers is not None
+    async with open_reader(settings.bootstrap_servers, settings.kafka, [topic]) as reader:
+        return [record async for batch in reader.to_end() for record in batch]
+
+
+async def test_records_run_concurrently_up_to_the_number_of_lanes(settings: Settings) -> None:
+    at_once, most = 0, 0
+    seen: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.05)
+        at_once -= 1
+        seen.append(record.value)
+
+    await send(settings, 60)
+    async with running(app_for(settings, handler, lanes=8)):
+        await until(lambda: len(seen) == 60)
+    assert most == 8
+    assert len(set(seen)) == 60
+
+
+async def test_handlers_longer_than_any_poll_do_not_lose_membership_and_everything_runs_once(settings: Settings) -> None:
+    seen: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        await asyncio.sleep(3)
+        seen.append(record.value)
+
+    await send(settings, 9)
+    async with running(app_for(settings, handler, lanes=3)):
+        await until(lambda: len(seen) == 9, 40)
+    assert len(set(seen)) == 9
+
+
+async def test_what_finished_behind_a_straggler_is_not_run_again_after_a_crash(settings: Settings) -> None:
+    first: list[bytes | None] = []
+
+    async def one_hangs(record: Record) -> None:
+        if record.value == b"0":
+            await asyncio.sleep(3600)
+        first.append(record.value)
+
+    await send(settings, 40)
+    crashed = app_for(settings, one_hangs)
+    await crashed.start()
+    await until(lambda: len(first) == 39)
+    subscriber = next(sub for sub in crashed.brokers[0].subscribers if isinstance(sub, LaneSubscriber))
+    await subscriber.commit_now()
+    await _crash(crashed, subscriber)
+
+    second: list[bytes | None] = []
+
+    async def all_pass(record: Record) -> None:
+        second.append(record.value)
+
+    async with running(app_for(settings, all_pass)):
+        await until(lambda: bool(second))
+        await asyncio.sleep(0.5)
+    assert second == [b"0"]
+
+
+async def _crash(app: FastStream, subscriber: LaneSubscriber) -> None:
+    """End without a drain or a last commit, but leave the group, so that the test need not wait for its session."""
+    assert subscriber._committer is not None
+    subscriber._committer.cancel()
+    subscriber.running = False
+    subscriber._draining = True
+    for tasks in subscriber._tasks.values():
+        for task in tasks.values():
+            task.cancel()
+    subscriber.commit_now = _nothing  # type: ignore[method-assign]
+    await app.stop()
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def test_stopping_waits_for_what_runs_and_commits_it(settings: Settings) -> None:
+    seen: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        await asyncio.sleep(0.5)
+        seen.append(record.value)
+
+    await send(settings, 10)
+    app = app_for(settings, handler)
+    subscriber = next(sub for sub in app.brokers[0].subscribers if isinstance(sub, LaneSubscriber))
+    async with running(app):
+        await until(lambda: subscriber.busy == 10)
+    assert len(seen) == 10
+    again: list[bytes | None] = []
+
+    async def handler_again(record: Record) -> None:
+        again.append(record.value)
+
+    async with running(app_for(settings, handler_again)):
+        await asyncio.sleep(1)
+    assert again == []
+
+
+async def test_a_bug_is_dead_lettered_with_its_traceback_and_gives_the_attempt_its_terminal_record(settings: Settings) -> None:
+    async def handler(record: Record) -> None:
+        raise RuntimeError("boom")
+
+    ids = {
+        "run_id": "r", "group_id": "5f5bd9b4-4b43-5b8c-9a37-3b6c1c0d8a11", "rollout_id": "x", "session_id": "s",
+        "round": "0", "try": "0", "group_index": "1", "group_size": "4", "environment": "math",
+    }  # fmt: skip
+    await send(settings, 1, [(name, value.encode()) for name, value in ids.items()])
+    async with running(app_for(settings, handler)):
+        async with asyncio.timeout(20):
+            while not (letters := await read_all(settings, DEAD_LETTERS)):
+                pass
+    letter = decode(letters[0].value, DeadLettered)
+    assert letter.original_bytes() == b"0"
+    assert "boom" in letter.reason
+    assert "RuntimeError" in (letter.traceback or "")
+    (terminal,) = [decode(record.value, RolloutScored) for record in await read_all(settings, ROLLOUTS_SCORED)]
+    assert terminal.status == "errored"
+    assert terminal.reward is None
+    assert terminal.group.index == 1
+    assert terminal.mask.loss
+    assert terminal.mask.baseline
+
+
+async def test_two_workers_share_the_work_and_a_leaver_hands_its_part_over(settings: Settings) -> None:
+    seen: list[bytes | None] = []
+    by: dict[str, int] = {"a": 0, "b": 0}
+
+    def handler_of(name: str) -> Handler:
+        async def handler(record: Record) -> None:
+            await asyncio.sleep(0.05)
+            by[name] += 1
+            seen.append(record.value)
+
+        return handler
+
+    async with running(app_for(settings, handler_of("a"), lanes=4)):
+        leaver = app_for(settings, handler_of("b"), lanes=4)
+        await leaver.start()
+        await send(settings, 200)
+        await until(lambda: by["b"] > 5)
+        await leaver.stop()
+        await until(lambda: len(set(seen)) == 200, 60)
+    assert len(seen) == 200

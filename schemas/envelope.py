@@ -94,13 +94,6 @@ class SessionIds(Value):
     try_: Annotated[int, Field(ge=0)] = Field(default=0, alias="try")
     environment: Name
 
-
-class SessionEvent(Event, SessionIds):
-    """An event inside one session, keyed by it."""
-
-    def key(self) -> bytes:
-        return self.session.encode()
-
     def ids(self) -> dict[str, Any]:
         """The session's ids, as keywords for the next event of the same session."""
         return {
@@ -113,6 +106,13 @@ class SessionEvent(Event, SessionIds):
             "try_": self.try_,
             "environment": self.environment,
         }
+
+
+class SessionEvent(Event, SessionIds):
+    """An event inside one session, keyed by it."""
+
+    def key(self) -> bytes:
+        return self.session.encode()
 
     def headers(self) -> Headers:
         return [

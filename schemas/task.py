@@ -1,13 +1,14 @@
 """Tasks as they stand on `tasks.in`: one record a group."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from schemas import identities
-from schemas.envelope import Event, Headers, now
-from schemas.values import Composition, EpisodeLimits, JsonObject, Name, TaskRef
+from schemas.envelope import Event, Headers, SessionIds, now
+from schemas.values import Composition, EpisodeLimits, GroupRef, JsonObject, Name, TaskRef
 
 
 class TaskSubmitted(Event):
@@ -46,6 +47,10 @@ class TaskSubmitted(Event):
             **fields,
         )
 
+    def sessions(self) -> Iterator[SessionIds]:
+        """The first session of each attempt."""
+        return first_sessions(self.run, self.group, self.attempts, self.environment, self.task)
+
     def key(self) -> bytes:
         return self.group.encode()
 
@@ -57,3 +62,17 @@ class TaskSubmitted(Event):
             ("group_size", b"%d" % self.attempts),
             ("environment", self.environment.encode()),
         ]
+
+
+def first_sessions(run: str, group: str, size: int, environment: str, task: TaskRef | None) -> Iterator[SessionIds]:
+    """The ids of the first session (round 0, try 0) of each attempt of a group."""
+    for index in range(size):
+        rollout = identities.rollout_id(group, index)
+        yield SessionIds(
+            run=run,
+            group=GroupRef(id=group, size=size, index=index),
+            task=task,
+            rollout=rollout,
+            session=identities.session_id(rollout, 0, 0),
+            environment=environment,
+        )

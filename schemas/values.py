@@ -158,13 +158,35 @@ def parse_json(raw: bytes) -> tuple[Any, bool]:
     """
     if not _LONG_NUMBER.search(raw):
         try:
-            return orjson.loads(raw), False
+            return _shallow(raw, orjson.loads(raw)), False
         except orjson.JSONDecodeError:
             pass
     try:
-        return clean(json.loads(raw.decode("utf-8")))
+        return clean(_shallow(raw, json.loads(raw.decode("utf-8"))))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
+
+
+MAX_DEPTH = 100
+"""Of JSON that we carry. The decoders of the log stop at 200, and what we carry stands inside an event."""
+_TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
+
+
+def _shallow(raw: bytes, value: Any) -> Any:
+    """`value`, parsed from `raw`, if it is not nested too deeply."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return value
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent if isinstance(parent, list) else ())
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
 
 
 def truncate_text(text: str, max_bytes: int) -> str:

@@ -8,19 +8,17 @@ Whatever happens, an attempt that can be identified gets its terminal record, so
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rollstream.errors import BoundaryFailure, Poison, Stage
 from rollstream.eventlog.reading import Record
-from schemas import identities
 from schemas.envelope import Event, SessionEvent, SessionIds, header_map, session_ids_from
 from schemas.events import UndecodableEvent, decode
 from schemas.failure import DeadLettered, ErrorInfo
 from schemas.rollout import RolloutScored
-from schemas.task import TaskSubmitted
-from schemas.values import GroupRef, clean_text
+from schemas.values import clean_text
 
 MAX_MESSAGE = 4_000
 
@@ -35,11 +33,11 @@ class Boundary:
 
 
 class TaskFailure(Exception):
-    """A task could not become sessions; `__cause__` says why. `submitted` tells whose attempts end with it, if known."""
+    """A task could not become sessions; `__cause__` says why, and `attempts` which ones end with it."""
 
-    def __init__(self, submitted: TaskSubmitted | None) -> None:
+    def __init__(self, attempts: Iterable[SessionIds]) -> None:
         super().__init__()
-        self.submitted = submitted
+        self.attempts = list(attempts)
 
     def __str__(self) -> str:
         return str(self.__cause__)
@@ -49,8 +47,7 @@ def settle(record: Record, error: Exception, boundary: Boundary) -> list[Event]:
     """The events that put an end to a record which could not be handled."""
     if isinstance(error, TaskFailure):
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        attempts = [] if error.submitted is None else _attempts(error.submitted)
-        return _settle(record, cause, boundary, attempts)
+        return _settle(record, cause, boundary, error.attempts)
     ids = _ids(record, boundary.expected)
     return _settle(record, error, boundary, [] if ids is None else [ids])
 
@@ -63,22 +60,6 @@ def _settle(record: Record, error: Exception, boundary: Boundary, attempts: Sequ
         events.append(dead_letter(record, error, boundary.worker, attempts[0] if attempts else None))
     events += [RolloutScored.of_failure(ids, info, caused_at=recorded_at) for ids in attempts]
     return events
-
-
-def _attempts(submitted: TaskSubmitted) -> list[SessionIds]:
-    """First session of every attempt of a task."""
-    rollouts = [identities.rollout_id(submitted.group, index) for index in range(submitted.attempts)]
-    return [
-        SessionIds(
-            run=submitted.run,
-            group=GroupRef(id=submitted.group, size=submitted.attempts, index=index),
-            task=submitted.task,
-            rollout=rollout,
-            session=identities.session_id(rollout, 0, 0),
-            environment=submitted.environment,
-        )
-        for index, rollout in enumerate(rollouts)
-    ]
 
 
 def error_info(error: Exception, stage: Stage) -> ErrorInfo:

@@ -1,6 +1,7 @@
 """Plays episodes: one SessionReady in; its steps and one EpisodeCompleted out."""
 
 import asyncio
+import logging
 import time
 from uuid import uuid4
 
@@ -17,6 +18,8 @@ from schemas.values import ChatMessage
 from services.agent_worker.harnesses import registry
 from services.agent_worker.harnesses.protocol import AgentSession
 from services.agent_worker.recording import RecordedModels
+
+log = logging.getLogger(__name__)
 
 
 class PlayHandler:
@@ -41,7 +44,11 @@ class PlayHandler:
         started, started_at = time.monotonic(), now()
         try:
             session = await harness.open(descriptor, models)
-            stop_reason, messages = await self._interact(session, descriptor, models)
+            try:
+                stop_reason, messages = await self._interact(session, descriptor, models)
+            except BaseException:
+                await self._abandon(session)
+                raise
             submission = await self._close(session)
         except BaseException:
             await models.flush()
@@ -79,18 +86,20 @@ class PlayHandler:
     ) -> tuple[StopReason, list[ChatMessage]]:
         """Observe, act. A single-turn environment has no answer, so the first message is the last."""
         limits = descriptor.limits
-        messages = list(descriptor.messages)
         try:
             async with asyncio.timeout(limits.episode_timeout_s) as episode, asyncio.timeout(limits.agent_timeout_s) as agent:
                 turn = await session.activate(descriptor.messages)
         except TimeoutError:
             if agent.expired():
                 self._blame_model(models, limits.agent_timeout_s)
-                return "agent_timeout", messages
+                return "agent_timeout", models.messages
             if episode.expired():
                 raise EpisodeTimeout(f"episode ran longer than {limits.episode_timeout_s:g} s", stage="agent") from None
             raise
-        return turn.stop_reason or "completed", messages + turn.messages
+        reason = turn.stop_reason or "completed"
+        if reason == "length" and models.budget_spent:
+            reason = "max_model_tokens"
+        return reason, [*descriptor.messages, *turn.messages]
 
     @staticmethod
     def _blame_model(models: RecordedModels, limit_s: float) -> None:
@@ -116,3 +125,11 @@ class PlayHandler:
                 raise
             limit = f"{self._cleanup_timeout_s:g} s"
             raise EpisodeTimeout(f"harness did not hand in within {limit}", stage="cleanup") from None
+
+    async def _abandon(self, session: AgentSession) -> None:
+        """Close a session that failed: what it holds must be let go, but what it hands in counts no more."""
+        try:
+            await self._close(session)
+        except Exception as error:
+            # The failure under way is the one to tell.
+            log.warning("while closing a failed session: %r", error)

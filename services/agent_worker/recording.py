@@ -29,6 +29,8 @@ class RecordedModels:
         self._seen = len(descriptor.messages)
         self.calls: list[Call] = []
         self.step_ids: list[str] = []
+        self.messages: list[ChatMessage] = list(descriptor.messages)
+        """The transcript as the models saw it, for when a harness did not live to tell."""
         self.model_s = 0.0
         self._asked_at: float | None = None
 
@@ -37,17 +39,31 @@ class RecordedModels:
         """How long the call under way has been waiting for its answer; 0 when none is."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
+    @property
+    def budget_spent(self) -> bool:
+        """Whether the episode's `max_model_tokens` are used up."""
+        budget = self._descriptor.limits.max_model_tokens
+        return budget is not None and self._sampled_tokens >= budget
+
+    @property
+    def _sampled_tokens(self) -> int:
+        return sum(call.usage.completion_tokens for call in self.calls)
+
     async def complete(
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] = (), role: str = "policy"
     ) -> Completion:
         await self.flush()
-        name = self._descriptor.composition.models.get(role, "default")
-        sampling = self._sampling()
-        # Stays set when the call fails or is cancelled: whoever cancelled wants to know what it was waiting for.
+        limits = self._descriptor.limits
+        model = self._pool.get(self._descriptor.composition.models.get(role, "default"))
         self._asked_at = time.monotonic()
-        completion = await self._pool.get(name).complete(messages, tools, sampling)
+        try:
+            completion = await model.complete(messages, tools, self._sampling(), limits.max_output_bytes)
+        except Exception:
+            self._asked_at = None
+            raise
+        # Not in a `finally`: whoever cancelled the call wants to know what it was waiting for.
         self._asked_at = None
-        self._record(completion, role, sampling, list(messages[self._seen :]))
+        self._record(completion, role, list(messages[self._seen :]))
         self._seen = len(messages) + 1
         return completion
 
@@ -67,18 +83,18 @@ class RecordedModels:
         budget = self._descriptor.limits.max_model_tokens
         if budget is None:
             return sampling
-        left = max(1, budget - sum(call.usage.completion_tokens for call in self.calls))
+        left = max(1, budget - self._sampled_tokens)
         limit = left if sampling.max_tokens is None else min(left, sampling.max_tokens)
         return sampling.model_copy(update={"max_tokens": limit})
 
-    def _record(self, completion: Completion, role: str, sampling: Sampling, new_messages: list[ChatMessage]) -> None:
+    def _record(self, completion: Completion, role: str, new_messages: list[ChatMessage]) -> None:
         index = len(self.calls)
         call = Call(
             turn=index,
             model=completion.model,
             finish_reason=completion.finish_reason,
             usage=completion.usage,
-            sampling=sampling,
+            sampling=completion.sampling,
             started_at=completion.started_at,
             duration_s=completion.duration_s,
             attempts=completion.attempts,
@@ -99,5 +115,6 @@ class RecordedModels:
         )
         self.calls.append(call)
         self.step_ids.append(step.event_id)
+        self.messages += [*new_messages, completion.message]
         self.model_s += completion.duration_s
         self._unpublished.append(step)

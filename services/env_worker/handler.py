@@ -12,11 +12,10 @@ from rollstream.eventlog.producer import Publisher
 from rollstream.eventlog.reading import Record
 from rollstream.sealing import Sealer
 from rollstream.settings import Settings
-from schemas import identities
 from schemas.envelope import now
+from schemas.identities import event_id
 from schemas.session import SessionReady, Submission
 from schemas.task import TaskSubmitted
-from schemas.values import GroupRef
 
 ORACLE = "oracle"
 """The one harness whose runs are given the environment's own solution."""
@@ -41,18 +40,18 @@ class SeedHandler:
         recorded_at = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
         try:
             submitted = read_task(
-                record.value or b"",
+                record.value,
                 record.header_map(),
                 self._settings.defaults,
                 self._settings.limits.for_episode(),
                 recorded_at,
             )
         except Unreadable as error:
-            raise TaskFailure(error.submitted) from error
+            raise TaskFailure(error.group.sessions() if error.group else ()) from error
         try:
             sessions = self._sessions(submitted)
         except Exception as error:
-            raise TaskFailure(submitted) from error
+            raise TaskFailure(submitted.sessions()) from error
         for start in range(0, len(sessions), CHUNK):
             await self._publisher.publish(sessions[start : start + CHUNK])
 
@@ -63,15 +62,10 @@ class SeedHandler:
         reference = _reference(environment, task) if submitted.composition.harness == ORACLE else None
         return [
             SessionReady(
-                event_id=identities.event_id("SessionReady", session),
+                event_id=event_id("SessionReady", ids.session),
                 occurred_at=now(),
                 caused_at=submitted.occurred_at,
-                run=submitted.run,
-                group=GroupRef(id=submitted.group, size=submitted.attempts, index=index),
-                task=submitted.task,
-                rollout=rollout,
-                session=session,
-                environment=submitted.environment,
+                **ids.ids(),
                 environment_version=environment.version,
                 composition=submitted.composition,
                 interaction=seeded.interaction,
@@ -79,13 +73,11 @@ class SeedHandler:
                 messages=seeded.messages,
                 tools=seeded.tools,
                 limits=submitted.limits,
-                ticket=seal_task(self._sealer, submitted.row, session),
+                ticket=seal_task(self._sealer, submitted.row, ids.session),
                 submitted_at=submitted.occurred_at,
                 reference=reference,
             )
-            for index in range(submitted.attempts)
-            for rollout in [identities.rollout_id(submitted.group, index)]
-            for session in [identities.session_id(rollout, 0, 0)]
+            for ids in submitted.sessions()
         ]
 
 

@@ -15,12 +15,10 @@ import sys
 import time
 
 import uvloop
-from faststream import FastStream
 
 from rollstream.broker import find_broker
-from rollstream.errors import BrokerUnavailable, RollstreamError
-from rollstream.eventlog.apps import describe_apps
-from rollstream.eventlog.lanes import LaneSubscriber
+from rollstream.errors import BrokerUnavailable, RollstreamError, UsageError
+from rollstream.eventlog.apps import WorkerApp, asyncapi
 from rollstream.settings import Settings, load_settings
 
 WORKERS = ("env_worker", "agent_worker", "verifier_worker", "store_worker")
@@ -37,20 +35,28 @@ def main() -> None:
     try:
         settings = load_settings()
         if "asyncapi" in names:
-            sys.stdout.write(describe_apps([build(name, settings) for name in WORKERS]))
+            print(describe(settings))
             return
         settings = settings.model_copy(update={"bootstrap_servers": find_broker(settings)})
         uvloop.run(run(names or list(WORKERS), settings))
     except BrokerUnavailable as error:
         sys.exit(_failed(error, 3))
-    except RollstreamError as error:
+    except UsageError as error:
         sys.exit(_failed(error, 2))
+    except RollstreamError as error:
+        sys.exit(_failed(error, 1))
 
 
-def build(name: str, settings: Settings) -> FastStream:
+def build(name: str, settings: Settings) -> WorkerApp:
     """The application of one worker; only its own modules are imported."""
-    app: FastStream = importlib.import_module(f"services.{name}.app").build(settings)
+    app: WorkerApp = importlib.import_module(f"services.{name}.app").build(settings)
     return app
+
+
+def describe(settings: Settings) -> str:
+    """The AsyncAPI document of all workers."""
+    lanes = [build(name, settings).brokers[0] for name in WORKERS if name != "store_worker"]
+    return asyncapi([*lanes, importlib.import_module("services.store_worker.app").describe(settings)])
 
 
 async def run(names: list[str], settings: Settings) -> None:
@@ -64,7 +70,7 @@ async def run(names: list[str], settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     started = time.monotonic()
-    apps: dict[str, FastStream] = {}
+    apps: dict[str, WorkerApp] = {}
     try:
         for name in names:
             apps[name] = app = build(name, settings)
@@ -79,22 +85,16 @@ async def run(names: list[str], settings: Settings) -> None:
         _say(event="stopped", workers=list(apps), pid=os.getpid())
 
 
-async def _first(stop: asyncio.Event, apps: dict[str, FastStream]) -> None:
+async def _first(stop: asyncio.Event, apps: dict[str, WorkerApp]) -> None:
     """Wait for the signal to stop, or for a worker to break."""
-    broken = {
-        asyncio.create_task(subscriber.broken.wait()): (name, subscriber)
-        for name, app in apps.items()
-        for broker in app.brokers
-        for subscriber in broker.subscribers
-        if isinstance(subscriber, LaneSubscriber)
-    }
+    broken = {asyncio.create_task(app.broken.wait()): name for name, app in apps.items()}
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait([stopping, *broken], return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     for task in done & broken.keys():
-        name, subscriber = broken[task]
-        raise RollstreamError(f"{name} broke: {subscriber.failure!r}")
+        failure = apps[broken[task]].failure
+        raise failure if isinstance(failure, RollstreamError) else RollstreamError(f"{broken[task]} broke: {failure!r}")
 
 
 def _say(**fields: object) -> None:

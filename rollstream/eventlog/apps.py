@@ -1,5 +1,6 @@
 """A worker as a FastStream application: one subscriber in lanes, one producer, failures settled the same way everywhere."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 from aiokafka import ConsumerRecord
 from aiokafka.admin import AIOKafkaAdminClient
 from faststream import AckPolicy, FastStream
+from faststream._internal.broker import BrokerUsecase
 from faststream.kafka import KafkaBroker
 from faststream.kafka.message import KafkaAckableMessage, KafkaMessage
 from faststream.message import StreamMessage
@@ -33,6 +35,20 @@ Hook = Callable[[], Awaitable[Any]]
 Decoded = TypeVar("Decoded")
 
 
+class WorkerApp(FastStream):
+    """A FastStream application that can say that it broke, so that its process ends instead of living on as a zombie."""
+
+    def __init__(self, broker: KafkaBroker, worker: str, start: Sequence[Hook], stop: Sequence[Hook]) -> None:
+        super().__init__(broker, logger=None, on_startup=start, after_shutdown=stop, specification=specification(worker))
+        self.broken = asyncio.Event()
+        self.failure: BaseException | None = None
+
+    def break_with(self, failure: BaseException) -> None:
+        """Say that this worker cannot go on. The first reason is kept."""
+        self.failure = self.failure or failure
+        self.broken.set()
+
+
 @dataclass(frozen=True, slots=True)
 class Wiring:
     """What distinguishes one lane worker from another."""
@@ -53,7 +69,7 @@ def worker_app(
     producer: EventProducer,
     handle: Callable[[Decoded], Awaitable[None]],
     read: Callable[[Record], Decoded] | None = None,
-) -> FastStream:
+) -> WorkerApp:
     """An application that hands every record of one topic to `handle`, in bounded lanes.
 
     Args:
@@ -75,7 +91,7 @@ def worker_app(
             return read(_record(message.raw_message, settings.kafka.topic_prefix))
         return decode(message.body, wiring.boundary.expected)
 
-    subscriber = _lanes(broker, settings, wiring, settle, lambda: admins[0])
+    subscriber = _lanes(broker, settings, wiring)
     subscriber(handle, parser=_parse, decoder=decoded)
     for topic in wiring.publishes:
         broker.publisher(settings.kafka.topic_prefix + topic.name, schema=topic.event, description=topic.purpose)
@@ -90,13 +106,10 @@ def worker_app(
         for admin in admins:
             await admin.close()
 
-    return FastStream(
-        broker,
-        logger=None,
-        on_startup=[start, *wiring.start],
-        after_shutdown=[*wiring.stop, stop],
-        specification=specification(name),
-    )
+    app = WorkerApp(broker, name, start=[start, *wiring.start], stop=[*wiring.stop, stop])
+    lanes = LaneOptions(wiring.lanes, settings.kafka.commit_interval_s, settings.kafka.drain_timeout_s)
+    subscriber.set_up(lanes, settle, lambda: admins[0], app.break_with)
+    return app
 
 
 def bare_broker(settings: Settings, worker: str) -> KafkaBroker:
@@ -117,24 +130,16 @@ def worker_name(worker: str) -> str:
     return f"{worker}@{socket.gethostname()}:{os.getpid()}"
 
 
-def specification(title: str) -> AsyncAPI:
-    return AsyncAPI(title=title, version=rollstream.__version__, schema_version="3.0.0")
+def specification(title: str, *brokers: BrokerUsecase[Any, Any, Any]) -> AsyncAPI:
+    return AsyncAPI(*brokers, title=title, version=rollstream.__version__, schema_version="3.0.0")
 
 
-def describe_apps(apps: Sequence[FastStream]) -> str:
-    """One AsyncAPI document, JSON, over several applications."""
-    brokers = [broker for app in apps for broker in app.brokers]
-    document = AsyncAPI(*brokers, title="rollstream", version=rollstream.__version__, schema_version="3.0.0")
-    return document.to_specification().to_json()
+def asyncapi(brokers: Sequence[BrokerUsecase[Any, Any, Any]]) -> str:
+    """One AsyncAPI document, JSON, over what several workers consume and publish."""
+    return specification("rollstream", *brokers).to_specification().to_json()
 
 
-def _lanes(
-    broker: KafkaBroker,
-    settings: Settings,
-    wiring: Wiring,
-    settle: Callable[["ConsumerRecord[Any, Any]", Exception], Awaitable[None]],
-    admin: Callable[[], AIOKafkaAdminClient],
-) -> LaneSubscriber:
+def _lanes(broker: KafkaBroker, settings: Settings, wiring: Wiring) -> LaneSubscriber:
     kafka = settings.kafka
     options = consumer_options(kafka)
     options.pop("enable_auto_commit")  # FastStream derives it from the ack policy
@@ -151,11 +156,6 @@ def _lanes(
     # FastStream constructs the subscriber; this only changes how it consumes. Canary tests watch what it relies on.
     subscriber.__class__ = LaneSubscriber
     assert isinstance(subscriber, LaneSubscriber)
-    subscriber.set_up(
-        LaneOptions(lanes=wiring.lanes, commit_interval_s=kafka.commit_interval_s, drain_timeout_s=kafka.drain_timeout_s),
-        settle,
-        admin,
-    )
     listener.subscriber = subscriber
     return subscriber
 

@@ -10,11 +10,10 @@ Whatever happens, an attempt that can be identified gets its terminal record, so
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from rollstream.errors import BoundaryFailure, Poison, Stage
 from rollstream.eventlog.reading import Record
-from schemas.envelope import Event, SessionEvent, SessionIds, header_map, session_ids_from
+from schemas.envelope import Event, SessionEvent, SessionIds, header_map, session_ids_from, utc_of
 from schemas.events import UndecodableEvent, decode
 from schemas.failure import DeadLettered, ErrorInfo
 from schemas.rollout import RolloutScored
@@ -53,7 +52,7 @@ def settle(record: Record, error: Exception, boundary: Boundary) -> list[Event]:
 
 
 def _settle(record: Record, error: Exception, boundary: Boundary, attempts: Sequence[SessionIds]) -> list[Event]:
-    recorded_at = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+    recorded_at = utc_of(record.timestamp_ms)
     info = error_info(error, boundary.stage)
     events: list[Event] = []
     if not isinstance(error, BoundaryFailure):
@@ -87,7 +86,7 @@ def dead_letter(record: Record, error: Exception, worker: str, ids: SessionIds |
         key=record.key,
         value=record.value,
         headers=list(record.headers),
-        recorded_at=datetime.fromtimestamp(record.timestamp_ms / 1000, UTC),
+        recorded_at=utc_of(record.timestamp_ms),
         run=ids.run if ids else headers.get("run_id"),
         rollout=ids.rollout if ids else None,
     )

@@ -89,8 +89,10 @@ class GroupReader:
 
     async def _lag(self, consumption: Consumption) -> int | None:
         name = self._kafka.topic_prefix + consumption.topic.name
-        if name not in await self._consumer.topics():
+        # Asked first, because fetching the metadata of a missing topic may create it, with a wrong number of partitions.
+        if name not in await self._admin.list_topics():
             return None
+        await self._consumer._client.add_topic(name)  # fetches the metadata that partitions_for_topic reads
         partitions = [TopicPartition(name, number) for number in self._consumer.partitions_for_topic(name) or ()]
         starts = await self._consumer.beginning_offsets(partitions)
         ends = await self._consumer.end_offsets(partitions)

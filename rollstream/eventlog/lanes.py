@@ -25,6 +25,7 @@ from rollstream.eventlog.commits import SOFT_LIMIT, Commit, Progress, decode_don
 log = logging.getLogger(__name__)
 
 Settle = Callable[[ConsumerRecord, Exception], Awaitable[None]]
+Broke = Callable[[BaseException], None]
 
 COMMIT_EVERY = 500
 """Completions after which a commit is made at once, whatever the interval."""
@@ -52,12 +53,20 @@ class LaneSubscriber(DefaultSubscriber):
     options: LaneOptions
     settle: Settle
     admin: Callable[[], AIOKafkaAdminClient]
+    broke: Broke
 
-    def set_up(self, options: LaneOptions, settle: Settle, admin: Callable[[], AIOKafkaAdminClient]) -> None:
-        """Say how to run. `settle` must return only when the failure is durable; `admin` reads commit metadata."""
+    def set_up(self, options: LaneOptions, settle: Settle, admin: Callable[[], AIOKafkaAdminClient], broke: Broke) -> None:
+        """Say how to run.
+
+        Args:
+            settle: puts an end to a failed record; returns only when that is durable.
+            admin: the client that reads commit metadata.
+            broke: told of a failure that nothing here can handle; the worker must end.
+        """
         self.options = options
         self.settle = settle
         self.admin = admin
+        self.broke = broke
         self._parts: dict[TopicPartition, Progress] = {}
         self._tasks: dict[TopicPartition, dict[int, asyncio.Task[None]]] = {}
         self._early: dict[TopicPartition, int] = {}
@@ -73,8 +82,6 @@ class LaneSubscriber(DefaultSubscriber):
         self._commit_lock = asyncio.Lock()
         self._commit_task: asyncio.Task[None] | None = None
         self._committer: asyncio.Task[None] | None = None
-        self.broken = asyncio.Event()
-        self.failure: BaseException | None = None
 
     @property
     def busy(self) -> int:
@@ -130,8 +137,7 @@ class LaneSubscriber(DefaultSubscriber):
                 self._held = False
                 self._resume()
             if not task.cancelled() and (error := task.exception()):
-                self.failure = self.failure or error
-                self.broken.set()
+                self.broke(error)
 
         task.add_done_callback(ended)
 

@@ -1,8 +1,6 @@
 """Wires agent_worker: sessions.ready -> agent.steps, episodes.completed."""
 
-from faststream import FastStream
-
-from rollstream.eventlog.apps import Wiring, worker_app, worker_name
+from rollstream.eventlog.apps import Wiring, WorkerApp, worker_app, worker_name
 from rollstream.eventlog.failures import Boundary
 from rollstream.eventlog.producer import EventProducer
 from rollstream.models.openai import ModelPool
@@ -14,7 +12,7 @@ from topics.catalogue import AGENT_STEPS, DEAD_LETTERS, EPISODES_COMPLETED, ROLL
 BOUNDARY = Boundary("agent_worker", "agent", SessionReady)
 
 
-def build(settings: Settings) -> FastStream:
+def build(settings: Settings) -> WorkerApp:
     producer = EventProducer(settings.bootstrap_servers, settings.kafka, client_id="rollstream-agent_worker")
     models = ModelPool(settings)
     handler = PlayHandler(models, producer, worker_name(BOUNDARY.worker), settings.limits.cleanup_timeout_seconds)

@@ -1,8 +1,6 @@
 """Wires env_worker: tasks.in -> sessions.ready."""
 
-from faststream import FastStream
-
-from rollstream.eventlog.apps import Wiring, worker_app
+from rollstream.eventlog.apps import Wiring, WorkerApp, worker_app
 from rollstream.eventlog.failures import Boundary
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record
@@ -17,7 +15,7 @@ LANES = 32
 """Seeding is fast and does not wait for anybody; lanes only overlap the producer's round trips."""
 
 
-def build(settings: Settings, sealer: Sealer | None = None) -> FastStream:
+def build(settings: Settings, sealer: Sealer | None = None) -> WorkerApp:
     producer = EventProducer(settings.bootstrap_servers, settings.kafka, client_id="rollstream-env_worker")
     handler = SeedHandler(settings, sealer or load_sealer(settings), producer)
 

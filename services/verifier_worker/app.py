@@ -1,10 +1,8 @@
 """Wires verifier_worker: episodes.completed -> verdicts, rollouts.scored."""
 
-from faststream import FastStream
-
 from rollstream.environments.graders import GraderPool
 from rollstream.environments.protocol import Services
-from rollstream.eventlog.apps import Wiring, worker_app, worker_name
+from rollstream.eventlog.apps import Wiring, WorkerApp, worker_app, worker_name
 from rollstream.eventlog.failures import Boundary
 from rollstream.eventlog.producer import EventProducer
 from rollstream.sealing import Sealer, load_sealer
@@ -16,7 +14,7 @@ from topics.catalogue import DEAD_LETTERS, EPISODES_COMPLETED, ROLLOUTS_SCORED, 
 BOUNDARY = Boundary("verifier_worker", "verification", EpisodeCompleted)
 
 
-def build(settings: Settings, sealer: Sealer | None = None) -> FastStream:
+def build(settings: Settings, sealer: Sealer | None = None) -> WorkerApp:
     producer = EventProducer(settings.bootstrap_servers, settings.kafka, client_id="rollstream-verifier_worker")
     graders = GraderPool(settings.verifier.grader_processes, settings.verifier.grader_timeout_s)
     handler = VerifyHandler(

@@ -12,7 +12,7 @@ from services.agent_worker.harnesses.protocol import Capabilities, Models, Turn
 class OracleHarness:
     name: ClassVar[str] = "oracle"
     version: ClassVar[str] = "1"
-    capabilities: ClassVar[Capabilities] = Capabilities(interactions=frozenset({"single_turn"}))
+    capabilities: ClassVar[Capabilities] = Capabilities(interactions=frozenset({"single_turn"}), tools=True)
 
     async def open(self, descriptor: SessionReady, models: Models) -> "OracleSession":
         if descriptor.reference is None:

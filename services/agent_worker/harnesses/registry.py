@@ -33,6 +33,12 @@ def check(harness: Harness, descriptor: SessionReady) -> None:
             f"but environment {descriptor.environment} asks for {descriptor.interaction}",
             stage="agent",
         )
+    if descriptor.tools and not can.tools:
+        raise Refused(
+            f"harness {harness.name} calls no tools, but environment {descriptor.environment} "
+            f"offers {len(descriptor.tools)} with this task",
+            stage="agent",
+        )
     if descriptor.placement != "none":
         raise Refused(
             f"harness {harness.name} works without a sandbox, but environment {descriptor.environment} "

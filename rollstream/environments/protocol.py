@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from rollstream.errors import EnvironmentFailure
 from schemas.episode import StopReason
 from schemas.session import Interaction, Placement, Submission
 from schemas.values import ChatMessage, JsonObject
@@ -29,6 +30,15 @@ class Task(BaseModel):
     messages: list[ChatMessage] | None = None
     """The first observation, when the row brings it ready-made; otherwise the environment renders its own."""
     tools: list[JsonObject] | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _leave_the_agent_to_answer(cls, messages: list[ChatMessage] | None) -> list[ChatMessage] | None:
+        if not messages:
+            return None
+        if messages[-1].get("role") == "assistant":
+            raise ValueError("expected messages that wait for the agent, found an assistant's message at their end")
+        return messages
 
 
 T = TypeVar("T", bound=Task)
@@ -70,15 +80,47 @@ class Verdict:
     hermetic: bool = True
 
 
+class GraderTimeout(EnvironmentFailure):
+    """A grading function did not answer within its deadline, and its process was killed.
+
+    An environment that knows the submission to be at fault catches this and scores it; uncaught, it is retried.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, stage="verification", kind="grader_timeout", retryable=True)
+
+
+class GraderCrashed(EnvironmentFailure):
+    """The process of a grading function died (killed, out of memory, segmentation fault). A retry can help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, stage="verification", kind="grader_crashed", retryable=True)
+
+
+class GraderRaised(EnvironmentFailure):
+    """A grading function raised. That is a bug in the environment, so a retry cannot help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, stage="verification", kind="grader_raised", retryable=False)
+
+
 class Graders(Protocol):
     """Runs a grading function that may hang or crash, in a process that can be killed."""
 
     async def run(self, function: Callable[..., R], *args: Any) -> R:
         """Call a module-level `function` with picklable arguments in another process.
 
+        The process imports the function's module and nothing else of the application, and knows none of its secrets. A
+        function `prepare_grading()` in that module is called once before, outside the deadline: slow imports belong there.
+
+        Returns:
+            What `function` returned, which must be a JSON value: the process has read what an agent wrote, so nothing
+            that could run code is accepted from it.
+
         Raises:
             GraderTimeout: it did not answer within the deadline; its process was killed.
             GraderCrashed: its process died; a retry can help.
+            GraderRaised: it raised; a retry cannot help.
         """
         ...
 

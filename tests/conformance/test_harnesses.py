@@ -1,0 +1,187 @@
+"""The shipped harnesses pass the suite that plug-ins inherit, and the suite finds what it is there to find."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, get_args
+
+import pytest
+
+from rollstream.errors import ModelFailure, Refused
+from rollstream.harnesses import KNOWN_HARNESSES
+from rollstream.testing.harnesses import TOOL, HarnessConformance, ScriptedModels
+from schemas.session import Interaction, SessionReady, Submission
+from schemas.values import ChatMessage
+from services.agent_worker.harnesses import registry
+from services.agent_worker.harnesses.chat import ChatHarness, ChatSession
+from services.agent_worker.harnesses.oracle import OracleHarness
+from services.agent_worker.harnesses.protocol import AgentSession, Capabilities, Harness, Models, Turn
+
+
+class TestChat(HarnessConformance):
+    def harness(self) -> Harness:
+        return ChatHarness()
+
+
+class TestOracle(HarnessConformance):
+    reference = Submission(text="2")
+
+    def harness(self) -> Harness:
+        return OracleHarness()
+
+
+SUITES: dict[str, HarnessConformance] = {"chat": TestChat(), "oracle": TestOracle()}
+EVERY_HARNESS = pytest.mark.parametrize("name", sorted(registry.HARNESSES))
+
+
+def test_every_shipped_harness_runs_the_suite_under_its_own_name() -> None:
+    assert {name: suite.harness().name for name, suite in SUITES.items()} == {name: name for name in registry.HARNESSES}
+
+
+def test_what_the_command_line_knows_of_harnesses_is_what_they_claim() -> None:
+    claims = {name: registry.load(name).capabilities.interactions for name in registry.HARNESSES}
+    assert {name: known.interactions for name, known in KNOWN_HARNESSES.items()} == claims
+    assert {name for name, known in KNOWN_HARNESSES.items() if known.needs_reference} == {"oracle"}
+
+
+def test_an_unknown_harness_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(Refused, match=r"unknown harness 'swarm': known are chat, oracle"):
+        registry.load("swarm")
+
+
+@EVERY_HARNESS
+@pytest.mark.parametrize("interaction", get_args(Interaction))
+def test_an_interaction_that_a_harness_does_not_claim_is_refused(name: str, interaction: Interaction) -> None:
+    harness = registry.load(name)
+    descriptor = SUITES[name].descriptor(interaction).model_copy(update={"tools": []})
+    if interaction in harness.capabilities.interactions:
+        registry.check(harness, descriptor)
+        return
+    with pytest.raises(Refused, match=f"harness {name} plays .* environment none asks for {interaction}"):
+        registry.check(harness, descriptor)
+
+
+@EVERY_HARNESS
+def test_a_sandbox_is_refused_by_a_harness_that_works_without_one(name: str) -> None:
+    descriptor = SUITES[name].descriptor("single_turn").model_copy(update={"placement": "agent_in_env"})
+    with pytest.raises(Refused, match="asks for placement agent_in_env"):
+        registry.check(registry.load(name), descriptor)
+
+
+def test_tools_that_a_harness_would_not_show_its_model_are_refused_instead_of_dropped() -> None:
+    descriptor = TestChat().descriptor("single_turn").model_copy(update={"tools": [TOOL]})
+    with pytest.raises(Refused, match="harness chat calls no tools, but environment none offers 1"):
+        registry.check(ChatHarness(), descriptor)
+
+
+def test_the_oracle_without_a_reference_is_refused_and_with_one_asks_nobody() -> None:
+    models = ScriptedModels(lambda _: AssertionError("asked"))
+    bare = TestOracle().descriptor("single_turn").model_copy(update={"reference": None})
+    with pytest.raises(Refused, match="expected a reference solution"):
+        asyncio.run(OracleHarness().open(bare, models))
+    played = TestOracle()._play("single_turn", models)
+    assert played.submission == Submission(text="2")
+    assert models.asked == []
+
+
+# Harnesses that are wrong in one way each.
+
+
+class Wrong(ChatHarness):
+    """`chat`, with another session."""
+
+    name: ClassVar[str] = "wrong"
+    session: ClassVar[Callable[[Models], AgentSession]] = ChatSession
+
+    async def open(self, descriptor: SessionReady, models: Models) -> Any:
+        return type(self).session(models)
+
+
+class ChangesTheObservation(ChatSession):
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        observation[-1]["content"] = "Ignore the question."
+        return await super().activate(observation)
+
+
+class AsksAJudge(ChatSession):
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        await self._models.complete(observation, role="judge")
+        return await super().activate(observation)
+
+
+class SwallowsFailures(ChatSession):
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        try:
+            return await super().activate(observation)
+        except ModelFailure:
+            return Turn([{"role": "assistant", "content": "I give up."}], "completed")
+
+
+class SwallowsCancellation(ChatSession):
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        try:
+            return await super().activate(observation)
+        except asyncio.CancelledError:
+            return Turn([{"role": "assistant", "content": "A moment."}], None)
+
+
+class HandsInOnlyAnswers(ChatSession):
+    async def close(self) -> Submission:
+        assert self._answer, "no answer"
+        return await super().close()
+
+
+class ForgetsWhyItStopped(ChatSession):
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        turn = await super().activate(observation)
+        return Turn(turn.messages, None)
+
+
+class Repeats(ChatSession):
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        turn = await super().activate(observation)
+        return Turn([*observation, *turn.messages], turn.stop_reason)
+
+
+class RemembersEverybody(ChatSession):
+    everything: ClassVar[list[ChatMessage]] = []
+
+    def __init__(self, models: Models) -> None:
+        super().__init__(models)
+        self._context = self.everything
+
+
+@pytest.mark.parametrize(
+    ("session", "finding"),
+    [
+        (ChangesTheObservation, "neither_descriptor_nor_observation_is_changed"),
+        (AsksAJudge, "only_models_of_the_composition_are_asked"),
+        (SwallowsFailures, "a_failing_model_is_not_the_agents_fault"),
+        (SwallowsCancellation, "a_session_stopped_while_it_waits_still_hands_in"),
+        (HandsInOnlyAnswers, "a_session_that_was_never_activated_hands_in_too"),
+        (ForgetsWhyItStopped, "an_answer_cut_short_says_so"),
+        (ForgetsWhyItStopped, "a_full_context_is_an_outcome"),
+        (Repeats, "what_it_adds_to_the_transcript_are_messages_of_its_own"),
+        (RemembersEverybody, "two_sessions_of_one_task_are_alike_under_a_deterministic_model"),
+        (RemembersEverybody, "sessions_under_way_at_once_do_not_mix"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_suite_finds_a_harness_that(session: type[ChatSession], finding: str) -> None:
+    class Suite(HarnessConformance):
+        def harness(self) -> Harness:
+            wrong: Harness = type("WrongHere", (Wrong,), {"session": session})()
+            return wrong
+
+    with pytest.raises(AssertionError):
+        getattr(Suite(), f"test_{finding}")()
+
+
+def test_the_suite_finds_a_harness_that_claims_what_nobody_knows() -> None:
+    class Suite(HarnessConformance):
+        def harness(self) -> Harness:
+            claims: Any = frozenset({"telepathy"})
+            boaster: Harness = type("Boaster", (Wrong,), {"capabilities": Capabilities(interactions=claims)})()
+            return boaster
+
+    with pytest.raises(AssertionError, match="unknown interactions"):
+        Suite().test_name_version_and_claims_are_well_formed()

@@ -109,7 +109,7 @@ async def measure_rollstream(bootstrap: str, root: Path, groups: int, attempts: 
     server = Measured(root / "logs")
     try:
         server.start("model", "rollstream.testing.model_server", "--answer", r"\boxed{B}", environment=environment)
-        environment["OPENAI_BASE_URL"] = json.loads(server.wait_for_line("model", "http"))["url"]
+        environment["OPENAI_BASE_URL"] = json.loads(server.wait_for_line("model", "http"))["base_url"]
         commands = {"workers": WORKERS} if together else {name: (name,) for name in WORKERS}
         for name, workers in commands.items():
             children.start(name, "services", *workers, environment=environment)
@@ -230,7 +230,11 @@ def show(results: Collection[Result]) -> None:
         "rollstream : bare", "", f"{ours.rate / bare.rate:.2f}", f"{ours.cpu_ms / bare.cpu_ms:.1f}",
         f"{ours.used.peak_rss_mib / bare.used.peak_rss_mib:.2f}", "",
     )  # fmt: skip
-    Console().print(table)
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    for result in results:
+        parts = (f"{name} {seconds * 1000 / result.episodes:.2f}" for name, seconds in result.used.cpu_by_name.items())
+        console.print(f"{result.name}, CPU-ms/episode: {', '.join(parts)}", highlight=False)
 
 
 async def measure(groups: int, attempts: int, together: bool) -> None:

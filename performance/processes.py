@@ -20,6 +20,8 @@ class Usage:
     cpu_s: float
     peak_rss_mib: float
     processes: int
+    cpu_by_name: dict[str, float]
+    """Seconds of each child, its own children included."""
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Measured:
     log_dir: Path
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _cpu: dict[int, float] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
     _baseline: dict[int, float] = field(default_factory=dict)
     _peak_rss: float = 0.0
     _peak_count: int = 0
@@ -72,8 +75,11 @@ class Measured:
     def usage(self) -> Usage:
         """What was used since `begin`."""
         self._take()
-        used = sum(seconds - self._baseline.get(pid, 0.0) for pid, seconds in self._cpu.items())
-        return Usage(used, self._peak_rss, self._peak_count)
+        by_name: dict[str, float] = {}
+        for pid, seconds in self._cpu.items():
+            name = self._names.get(pid, "?")
+            by_name[name] = by_name.get(name, 0.0) + seconds - self._baseline.get(pid, 0.0)
+        return Usage(sum(by_name.values()), self._peak_rss, self._peak_count, by_name)
 
     def stop(self) -> None:
         self._done.set()
@@ -89,12 +95,14 @@ class Measured:
 
     def _alive(self) -> list[psutil.Process]:
         found = []
-        for child in self._children.values():
+        for name, child in self._children.items():
             try:
                 process = psutil.Process(child.pid)
-                found += [process, *process.children(recursive=True)]
+                family = [process, *process.children(recursive=True)]
             except psutil.NoSuchProcess:
                 continue
+            self._names.update((member.pid, name) for member in family)
+            found += family
         return found
 
     def _sample(self) -> None:

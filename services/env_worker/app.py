@@ -11,8 +11,8 @@ from services.env_worker.handler import SeedHandler
 from topics.catalogue import DEAD_LETTERS, ROLLOUTS_SCORED, SESSIONS_READY, TASKS_IN
 
 BOUNDARY = Boundary("env_worker", "seed", TaskSubmitted)
-LANES = 32
-"""Seeding is fast and does not wait for anybody; lanes only overlap the producer's round trips."""
+LANES = 256
+"""Seeding itself is fast; lanes overlap the round trips of the producer."""
 
 
 def build(settings: Settings, sealer: Sealer | None = None) -> WorkerApp:

@@ -99,6 +99,18 @@ class KafkaSettings(Section):
     max_record_bytes: Annotated[int, Field(ge=100_000)] = 16 * 1024 * 1024
 
 
+class RetrySettings(Section):
+    """`[retries]`: how often a stage of an attempt may run in all, and how patiently it is tried again."""
+
+    agent_attempts: Annotated[int, Field(ge=1)] = 4
+    verification_attempts: Annotated[int, Field(ge=1)] = 5
+    first_delay_s: Annotated[float, Field(ge=0)] = 1.0
+    factor: Annotated[float, Field(ge=1)] = 3.0
+    most_delay_s: Annotated[float, Field(gt=0)] = 300.0
+    budget_per_run: Annotated[int, Field(ge=0)] = 10_000
+    """Failures of one run that one worker process schedules again; beyond it they are final."""
+
+
 class StoreSettings(Section):
     """`[store]`: the projection of the log into DuckDB."""
 
@@ -139,6 +151,7 @@ class Settings(BaseSettings):
     models: dict[str, ModelSettings] = {}
     limits: Limits = Limits()
     kafka: KafkaSettings = KafkaSettings()
+    retries: RetrySettings = RetrySettings()
     store: StoreSettings = StoreSettings()
     verifier: VerifierSettings = VerifierSettings()
 

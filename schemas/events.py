@@ -8,8 +8,9 @@ from pydantic import ValidationError
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
 from schemas.failure import DeadLettered
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
-from schemas.run import RunPublished
+from schemas.run import RunCancelled, RunPaused, RunPublished, RunResumed
 from schemas.session import SessionReady
 from schemas.step import AgentStepped
 from schemas.task import TaskSubmitted
@@ -17,12 +18,16 @@ from schemas.verdict import VerdictReached
 
 EVENTS: dict[str, type[Event]] = {
     "RunPublished": RunPublished,
+    "RunPaused": RunPaused,
+    "RunResumed": RunResumed,
+    "RunCancelled": RunCancelled,
     "TaskSubmitted": TaskSubmitted,
     "SessionReady": SessionReady,
     "AgentStepped": AgentStepped,
     "EpisodeCompleted": EpisodeCompleted,
     "VerdictReached": VerdictReached,
     "RolloutScored": RolloutScored,
+    "RetryScheduled": RetryScheduled,
     "DeadLettered": DeadLettered,
 }
 
@@ -48,6 +53,26 @@ def decode(raw: bytes | None, expected: type[E]) -> E:
     if event.schema_version > expected.SCHEMA_VERSION:
         raise UndecodableEvent(_newer(expected, event.schema_version))
     return event
+
+
+def decode_any(raw: bytes | None, expected: tuple[type[Event], ...]) -> Event:
+    """Decode one record value as whichever of `expected` its `kind` says.
+
+    Raises:
+        UndecodableEvent: as `decode`, and when its kind is none of them.
+    """
+    if len(expected) == 1 or raw is None:
+        return decode(raw, expected[0])
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return decode(raw, expected[0])
+    kind = body.get("kind") if isinstance(body, dict) else None
+    for event in expected:
+        if event.__name__ == kind:
+            return decode(raw, event)
+    names = ", ".join(event.__name__ for event in expected)
+    raise UndecodableEvent(f"expected an event of kind {names}, found kind {kind!r}")
 
 
 def _newer(expected: type[Event], found: object) -> str:

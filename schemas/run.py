@@ -52,5 +52,44 @@ class RunPublished(RunEvent):
         return lines
 
 
+class RunPaused(RunEvent):
+    """A run waits, because going on would only fail: its work is parked until somebody resumes it."""
+
+    kind: Literal["RunPaused"] = "RunPaused"
+    reason: str
+    """One sentence for people: what failed, what to do."""
+    cause: str
+    """Machine-readable, e.g. `model_unauthorized`."""
+    by: str = "unknown"
+
+    @classmethod
+    def create(cls, *, run: str, reason: str, cause: str, by: str) -> "RunPaused":
+        at = now()
+        name = event_id("RunPaused", run, by, at.isoformat())
+        return cls(run=run, event_id=name, occurred_at=at, caused_at=at, reason=reason, cause=cause, by=by)
+
+
+class RunResumed(RunEvent):
+    """A paused run goes on."""
+
+    kind: Literal["RunResumed"] = "RunResumed"
+
+    @classmethod
+    def create(cls, *, run: str) -> "RunResumed":
+        at = now()
+        return cls(run=run, event_id=event_id("RunResumed", run, at.isoformat()), occurred_at=at, caused_at=at)
+
+
+class RunCancelled(RunEvent):
+    """A run is over: what has not ended yet is skipped and stopped. There is no way back but `resume`."""
+
+    kind: Literal["RunCancelled"] = "RunCancelled"
+
+    @classmethod
+    def create(cls, *, run: str) -> "RunCancelled":
+        at = now()
+        return cls(run=run, event_id=event_id("RunCancelled", run, at.isoformat()), occurred_at=at, caused_at=at)
+
+
 def _text(value: object) -> str:
     return value.model_dump_json(exclude_none=True) if isinstance(value, Value) else str(value)

@@ -1,7 +1,9 @@
 """Sessions: the environment's answer to a task."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from schemas.envelope import SessionEvent
 from schemas.values import ChatMessage, Composition, EpisodeLimits, JsonObject, Name, Value
@@ -34,5 +36,7 @@ class SessionReady(SessionEvent):
     """Sealed: the task's grading data, bound to this session. Carried by the agent side, never opened there."""
     submitted_at: datetime
     """When the task was published; queueing counts from here."""
+    failures: Annotated[int, Field(ge=0)] = 0
+    """How many sessions of this attempt have failed before, in this round. What was only held back does not count."""
     reference: Submission | None = None
     """The environment's own solution; present only in runs published with the harness `oracle`."""

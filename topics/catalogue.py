@@ -10,14 +10,15 @@ from typing import Literal
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
 from schemas.failure import DeadLettered
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
-from schemas.run import RunPublished
+from schemas.run import RunCancelled, RunPaused, RunPublished, RunResumed
 from schemas.session import SessionReady
 from schemas.step import AgentStepped
 from schemas.task import TaskSubmitted
 from schemas.verdict import VerdictReached
 
-Partitioning = Literal["group", "session", "single"]
+Partitioning = Literal["group", "session", "rollout", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,17 @@ class Topic:
 
     name: str
     event: type[Event]
+    """What the topic is about; `also` lists what else stands on it."""
     key: str
     partitioning: Partitioning
     written_by: tuple[str, ...]
     read_by: tuple[str, ...]
     purpose: str
+    also: tuple[type[Event], ...] = ()
+
+    @property
+    def events(self) -> tuple[type[Event], ...]:
+        return (self.event, *self.also)
 
     def partitions(self, count: int) -> int:
         """How many partitions the topic has in an installation of `count` partitions."""
@@ -71,9 +78,16 @@ ROLLOUTS_SCORED = Topic(
     ("env_worker", "agent_worker", "verifier_worker", "cli"), ("trainers", "store_worker"),
     "Terminal records, one that counts for each attempt: what trainers subscribe to.",
 )  # fmt: skip
+ROLLOUTS_RETRIES = Topic(
+    "rollouts.retries", RetryScheduled, "rollout_id", "rollout",
+    ("env_worker", "agent_worker", "verifier_worker", "cli"), ("env_worker", "verifier_worker", "store_worker"),
+    "What is to be tried again, and not before when: a new session, or the verification of an episode.",
+)  # fmt: skip
 RUNS_CONTROL = Topic(
-    "runs.control", RunPublished, "run_id", "single", ("cli",), ("cli", "store_worker"),
-    "Runs: their manifests.",
+    "runs.control", RunPublished, "run_id", "single", ("cli", "agent_worker"),
+    ("cli", "env_worker", "agent_worker", "verifier_worker", "store_worker"),
+    "Runs: their manifests, and whether they are paused or cancelled.",
+    also=(RunPaused, RunResumed, RunCancelled),
 )  # fmt: skip
 DEAD_LETTERS = Topic(
     "dead.letters", DeadLettered, "the original key", "single",
@@ -88,9 +102,10 @@ CATALOGUE: tuple[Topic, ...] = (
     EPISODES_COMPLETED,
     VERDICTS,
     ROLLOUTS_SCORED,
+    ROLLOUTS_RETRIES,
     RUNS_CONTROL,
     DEAD_LETTERS,
 )
 BY_NAME: dict[str, Topic] = {topic.name: topic for topic in CATALOGUE}
-BY_EVENT: dict[type[Event], Topic] = {topic.event: topic for topic in CATALOGUE}
+BY_EVENT: dict[type[Event], Topic] = {event: topic for topic in CATALOGUE for event in topic.events}
 """Where an event of a class is written."""

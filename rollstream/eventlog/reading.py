@@ -1,7 +1,7 @@
 """Reading the log without a consumer group: for commands that look, not for workers that work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -55,6 +55,15 @@ class LogReader:
                 await self._consumer.seek_to_end(partition)
             else:
                 self._consumer.seek(partition, position.offset)
+
+    def seek(self, topic: Topic, positions: Mapping[int, int]) -> None:
+        """Partitions of a topic to given offsets."""
+        for partition, offset in positions.items():
+            self._consumer.seek(TopicPartition(self._prefix + topic.name, partition), offset)
+
+    async def positions(self) -> dict[int, int]:
+        """Partition -> next offset, of a reader of one topic."""
+        return {tp.partition: await self._consumer.position(tp) for tp in self._consumer.assignment()}
 
     async def poll(self, timeout_s: float = 0.5, max_records: int = 2_000) -> list[Record]:
         """What arrived, at most `max_records`; empty after `timeout_s` without any."""

@@ -6,10 +6,17 @@ Order of rising strength: defaults, `rollstream.toml`, environment variables, co
 
 import os
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from rollstream.errors import UsageError
 from schemas.values import EpisodeLimits, Sampling
@@ -96,7 +103,7 @@ class KafkaSettings(Section):
     session_timeout_s: Annotated[float, Field(ge=6)] = 30.0
     drain_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """On SIGTERM, how long running episodes may go on before they are handed back."""
-    max_record_bytes: Annotated[int, Field(ge=100_000)] = 16 * 1024 * 1024
+    max_record_bytes: Annotated[int, Field(ge=2**20)] = 16 * 1024 * 1024
 
 
 class RetrySettings(Section):
@@ -177,27 +184,50 @@ class Settings(BaseSettings):
 
         `default` always exists: `OPENAI_BASE_URL` (or a local server on port 8000) serves it.
         """
-        if name in self.models:
-            found = self.models[name]
-            return found if found.model else found.model_copy(update={"model": name})
-        if name != "default":
-            return None
-        base_url = os.environ.get("OPENAI_BASE_URL") or ModelSettings().base_url
-        return ModelSettings(base_url=base_url, model=os.environ.get("OPENAI_MODEL", "default"))
+        found = self.models.get(name)
+        if name == "default":
+            found = found or ModelSettings(model=os.environ.get("OPENAI_MODEL", ""))
+            if "base_url" not in found.model_fields_set and (base_url := os.environ.get("OPENAI_BASE_URL")):
+                found = found.model_copy(update={"base_url": base_url})
+        return found if found is None or found.model else found.model_copy(update={"model": name})
+
+
+NOT_SETTINGS = frozenset({"ROLLSTREAM_CONFIG", "ROLLSTREAM_CACHE_DIR", "ROLLSTREAM_IMAGE", "ROLLSTREAM_USER"})
+"""Variables of ours that say where things are kept or how containers are made."""
+_SECRET = ("sealing_key",)
 
 
 def load_settings(**overrides: Any) -> Settings:
     """Read file and environment, with `overrides` on top.
 
     Raises:
-        UsageError: a setting is malformed; the sentence names it and where it may have come from.
+        UsageError: a setting is malformed; the sentence names it and where it may have come from, and quotes no secret.
     """
+    _refuse_unknown_variables()
+    named = os.environ.get("ROLLSTREAM_CONFIG")
+    if named and not Path(named).is_file():
+        raise UsageError(f"expected a settings file at {named}, which ROLLSTREAM_CONFIG names, found none")
     try:
         return Settings(**{key: value for key, value in overrides.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"setting {name}: {first['msg']}, found {first['input']!r}; "
-            f"look in {CONFIG_FILE}, ROLLSTREAM_* variables and options"
-        ) from None
+        where = f"look in {named or CONFIG_FILE}, ROLLSTREAM_* variables and options"
+        # What stands under a name that is not ours, or under a secret, may be a key.
+        if first["type"] == "extra_forbidden":
+            raise UsageError(f"setting {name}: there is no such setting; {where}") from None
+        found = "" if name.startswith(_SECRET) else f", found {first['input']!r}"
+        raise UsageError(f"setting {name}: {first['msg']}{found}; {where}") from None
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected TOML in {named or CONFIG_FILE}, found {error}") from None
+    except SettingsError as error:
+        raise UsageError(f"{error}: expected JSON in a variable that stands for a whole section") from None
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelt variable would otherwise be no variable."""
+    for variable in os.environ.keys() - NOT_SETTINGS:
+        name = variable.upper().removeprefix("ROLLSTREAM_")
+        if name != variable.upper() and name.split("__")[0].lower() not in Settings.model_fields:
+            known = ", ".join(Settings.model_fields)
+            raise UsageError(f"variable {variable}: there is no such setting; ROLLSTREAM_ goes before one of {known}")

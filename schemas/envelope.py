@@ -32,6 +32,15 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def utc_of(timestamp_ms: int) -> datetime:
+    """Time of a record, by what its producer put there: out of the calendar's range, the nearest time that is in it."""
+    return datetime.fromtimestamp(min(max(timestamp_ms, 0), _LAST_MS) / 1000, UTC)
+
+
+_LAST_MS = 253_402_300_799_000
+"""The last second of the year 9999."""
+
+
 class Event(Value):
     """One thing that happened. Subclasses fix `kind` as a literal, which is what the log is read by."""
 

@@ -98,15 +98,23 @@ def _why(raw: bytes, expected: type[Event], error: ValidationError) -> str:
 
 
 def describe(error: ValidationError) -> str:
-    """The first problem of a validation, and how many more there are, in half a sentence."""
+    """The first problem of a validation, and how many more there are, in half a sentence.
+
+    Says of what type the value is, and never what it is: it may be an answer, and the sentence goes where no answer may.
+    """
     problems = error.errors(include_url=False)
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"]) or "the whole"
-    found = "" if first["type"] == "missing" else f" (it is {_short(first['input'])})"
+    found = "" if first["type"] == "missing" else f" (it is {_type_of(first['input'])})"
     more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
     return f"{where}: {first['msg']}{found}{more}"
 
 
-def _short(value: object, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+_TYPES = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+def _type_of(value: object) -> str:
+    """What JSON calls a value."""
+    if value == "":
+        return "empty text"
+    return "null" if value is None else _TYPES.get(type(value), f"a {type(value).__name__}")

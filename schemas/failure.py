@@ -11,6 +11,14 @@ from schemas.values import Name, Value, clean_text
 FailureStage = Literal["admission", "seed", "agent", "verification", "cleanup"]
 
 
+MAX_ORIGINAL_BYTES = 256 * 1024
+"""Of a value kept inside a dead letter, which must fit a record itself. Longer ones stay where they are, in the log."""
+MAX_ORIGINAL_KEY_BYTES = 4 * 1024
+MAX_ORIGINAL_HEADERS_BYTES = 16 * 1024
+MAX_WORDS = 16_000
+"""Characters of a reason, and of a traceback."""
+
+
 class ErrorInfo(Value):
     """What went wrong, where, and whether trying again could help."""
 
@@ -21,7 +29,10 @@ class ErrorInfo(Value):
 
 
 class DeadLettered(Event):
-    """A record could not be handled. Original bytes and headers are kept, so that it can be published again."""
+    """A record could not be handled. Original bytes and headers are kept, so that it can be published again.
+
+    What would not fit is left out; `topic`, `partition` and `offset` say where it stands.
+    """
 
     kind: Literal["DeadLettered"] = "DeadLettered"
     boundary: Name
@@ -35,7 +46,9 @@ class DeadLettered(Event):
     original_key: str | None
     """base64."""
     original_value: str | None
-    """base64."""
+    """base64. Null when there was none, and when there is an `omitted_bytes`."""
+    omitted_bytes: int | None = None
+    """Size of a value that was too large to be kept here."""
     original_headers: list[tuple[str, str]]
     """Values in base64."""
     run: str | None = None
@@ -58,19 +71,22 @@ class DeadLettered(Event):
         run: str | None = None,
         rollout: str | None = None,
     ) -> "DeadLettered":
+        omitted = len(value) if value is not None and len(value) > MAX_ORIGINAL_BYTES else None
+        small_key = key if key is not None and len(key) <= MAX_ORIGINAL_KEY_BYTES else None
         return cls(
             event_id=event_id("DeadLettered", boundary, topic, partition, offset),
             occurred_at=now(),
             caused_at=recorded_at,
             boundary=boundary,
-            reason=clean_text(reason),
-            traceback=None if traceback is None else clean_text(traceback),
+            reason=clean_text(reason)[:MAX_WORDS],
+            traceback=None if traceback is None else clean_text(traceback)[-MAX_WORDS:],
             topic=topic,
             partition=partition,
             offset=offset,
-            original_key=None if key is None else b64encode(key).decode(),
-            original_value=None if value is None else b64encode(value).decode(),
-            original_headers=[(name, b64encode(content or b"").decode()) for name, content in headers],
+            original_key=None if small_key is None else b64encode(small_key).decode(),
+            original_value=None if value is None or omitted else b64encode(value).decode(),
+            omitted_bytes=omitted,
+            original_headers=_kept(headers),
             run=run,
             rollout=rollout,
         )
@@ -91,3 +107,15 @@ class DeadLettered(Event):
             ("original_topic", self.topic.encode()),
             *((name, value.encode()) for name, value in extra if value is not None),
         ]
+
+
+def _kept(headers: list[tuple[str, bytes]]) -> list[tuple[str, str]]:
+    """Headers in base64, as many as fit; names are text of any kind, so they are cleaned."""
+    kept: list[tuple[str, str]] = []
+    left = MAX_ORIGINAL_HEADERS_BYTES
+    for name, content in headers:
+        left -= len(name) + len(content or b"")
+        if left < 0:
+            break
+        kept.append((clean_text(name), b64encode(content or b"").decode()))
+    return kept

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from rollstream.broker.config import JVM_OPTIONS
 from rollstream.broker.jars import fetch_jars, jars_dir

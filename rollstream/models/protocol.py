@@ -21,6 +21,7 @@ class Completion:
         message: the answer as an OpenAI chat message, whatever API it came through.
         response: the provider's response as it came; `escaped` when it had to be changed to fit the log.
         model: the id the server says it answered with.
+        sampling: what was sent: the model's own settings under those of the call.
         duration_s: from sending (first try) to the last byte.
         attempts: how often the request was sent.
     """
@@ -30,6 +31,7 @@ class Completion:
     usage: Usage
     response: JsonObject
     model: str
+    sampling: Sampling
     started_at: datetime
     duration_s: float
     attempts: int
@@ -39,14 +41,18 @@ class Completion:
 class ModelClient(Protocol):
     """One named model."""
 
-    async def complete(self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject], sampling: Sampling) -> Completion:
+    async def complete(
+        self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject], sampling: Sampling, max_output_bytes: int
+    ) -> Completion:
         """Ask for one assistant message.
 
         Args:
             sampling: non-null values override the model's own settings.
+            max_output_bytes: longest text kept of the response; longer ones are cut, with a marker.
 
         Raises:
             ContextOverflow: the prompt does not fit.
             ModelFailure: everything else that can go wrong; never an answer.
+            Refused: this model's API cannot carry what is asked.
         """
         ...

@@ -1,7 +1,5 @@
 """Seeds sessions: one task in, one SessionReady for each attempt out."""
 
-from datetime import UTC, datetime
-
 from rollstream.environments import registry
 from rollstream.environments.intake import Unreadable, read_task
 from rollstream.environments.protocol import Environment, Task
@@ -12,7 +10,7 @@ from rollstream.eventlog.producer import Publisher
 from rollstream.eventlog.reading import Record
 from rollstream.sealing import Sealer
 from rollstream.settings import Settings
-from schemas.envelope import now
+from schemas.envelope import now, utc_of
 from schemas.identities import event_id
 from schemas.session import SessionReady, Submission
 from schemas.task import TaskSubmitted
@@ -37,7 +35,7 @@ class SeedHandler:
         Raises:
             TaskFailure: the record cannot be read, or its task cannot be played; carries what is known of the attempts.
         """
-        recorded_at = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC)
+        recorded_at = utc_of(record.timestamp_ms)
         try:
             submitted = read_task(
                 record.value,

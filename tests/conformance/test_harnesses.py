@@ -1,18 +1,21 @@
 """The shipped harnesses pass the suite that plug-ins inherit, and the suite finds what it is there to find."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import pytest
 
 from rollstream.errors import ModelFailure, Refused
 from rollstream.harnesses import KNOWN_HARNESSES
+from rollstream.models.protocol import ContextOverflow
 from rollstream.testing.harnesses import TOOL, HarnessConformance, ScriptedModels
 from schemas.session import Interaction, SessionReady, Submission
 from schemas.values import ChatMessage
 from services.agent_worker.harnesses import registry
-from services.agent_worker.harnesses.chat import ChatHarness, ChatSession
+from services.agent_worker.harnesses.chat import ChatHarness, ChatSession, text_of
 from services.agent_worker.harnesses.oracle import OracleHarness
 from services.agent_worker.harnesses.protocol import AgentSession, Capabilities, Harness, Models, Turn
 
@@ -27,6 +30,31 @@ class TestOracle(HarnessConformance):
 
     def harness(self) -> Harness:
         return OracleHarness()
+
+
+def of_the_document() -> Harness:
+    """The harness that the document on harnesses writes."""
+    document = (Path(__file__).parents[2] / "docs" / "harnesses.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "class TwiceHarness" in block)
+    names: dict[str, Any] = {"__name__": "twice"}
+    exec(compile(code, "docs/harnesses.md", "exec"), names)
+    harness: Harness = names["TwiceHarness"]()
+    return harness
+
+
+class TestTheDocumentsOwn(HarnessConformance):
+    def harness(self) -> Harness:
+        return of_the_document()
+
+
+class TestTalkative(HarnessConformance):
+    """Takes every interaction the suite can play, so that the suite's own parts for them run."""
+
+    def harness(self) -> Harness:
+        claims: frozenset[Interaction] = frozenset(get_args(Interaction))
+        capabilities = Capabilities(interactions=claims, tools=True)
+        talkative: Harness = type("Talkative", (Wrong,), {"session": OffersTools, "capabilities": capabilities})()
+        return talkative
 
 
 SUITES: dict[str, HarnessConformance] = {"chat": TestChat(), "oracle": TestOracle()}
@@ -96,6 +124,21 @@ class Wrong(ChatHarness):
         return type(self).session(models)
 
 
+class OffersTools(ChatSession):
+    """Not wrong: it shows the model the one tool that the suite has."""
+
+    async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
+        self._context += observation
+        try:
+            completion = await self._models.complete(self._context, [TOOL])
+        except ContextOverflow:
+            return Turn([], "context_overflow")
+        self._context.append(completion.message)
+        self._answer = text_of(completion.message)
+        reason = completion.finish_reason
+        return Turn([completion.message], "length" if reason == "length" else "content_filter" if reason != "stop" else None)
+
+
 class ChangesTheObservation(ChatSession):
     async def activate(self, observation: Sequence[ChatMessage]) -> Turn:
         observation[-1]["content"] = "Ignore the question."
@@ -160,7 +203,7 @@ class RemembersEverybody(ChatSession):
         (HandsInOnlyAnswers, "a_session_that_was_never_activated_hands_in_too"),
         (ForgetsWhyItStopped, "an_answer_cut_short_says_so"),
         (ForgetsWhyItStopped, "a_full_context_is_an_outcome"),
-        (Repeats, "what_it_adds_to_the_transcript_are_messages_of_its_own"),
+        (Repeats, "what_it_adds_to_the_transcript_begins_with_the_agents_own_words"),
         (RemembersEverybody, "two_sessions_of_one_task_are_alike_under_a_deterministic_model"),
         (RemembersEverybody, "sessions_under_way_at_once_do_not_mix"),
     ],

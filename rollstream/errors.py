@@ -47,7 +47,12 @@ class BoundaryFailure(RollstreamError):
         stage: where in the episode it happened.
         kind: short machine-readable name, e.g. `model_unavailable`.
         retryable: whether trying again can help.
+        retry_after_s: when the failing side said how long to wait; null leaves it to the retry policy.
+        counts: False when nothing was tried (an open circuit breaker): waiting then uses up no attempt.
     """
+
+    retry_after_s: float | None = None
+    counts: bool = True
 
     def __init__(self, message: str, *, stage: Stage, kind: str, retryable: bool) -> None:
         super().__init__(message)
@@ -61,6 +66,16 @@ class ModelFailure(BoundaryFailure):
 
     def __init__(self, message: str, *, kind: str, retryable: bool, stage: Stage = "agent") -> None:
         super().__init__(message, stage=stage, kind=kind, retryable=retryable)
+
+
+class CircuitOpen(ModelFailure):
+    """The model server has failed so often that nobody asks it for a while; this call was not made."""
+
+    counts = False
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, kind="model_circuit_open", retryable=True)
+        self.retry_after_s = retry_after_s
 
 
 class EnvironmentFailure(BoundaryFailure):

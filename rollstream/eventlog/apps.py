@@ -1,12 +1,12 @@
-"""A worker as a FastStream application: one subscriber in lanes, one producer, failures settled the same way everywhere."""
+"""A worker as a FastStream application: topics in lanes, one producer, failures settled the same way everywhere."""
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from aiokafka import ConsumerRecord
 from aiokafka.admin import AIOKafkaAdminClient
@@ -19,20 +19,21 @@ from faststream.specification import AsyncAPI
 
 import rollstream
 from rollstream.errors import BoundaryFailure
-from rollstream.eventlog import failures, provisioning
+from rollstream.eventlog import provisioning
 from rollstream.eventlog.connection import UNCONNECTED, connect_admin, consumer_options
-from rollstream.eventlog.failures import Boundary, headers_of
-from rollstream.eventlog.lanes import LaneListener, LaneOptions, LaneSubscriber
+from rollstream.eventlog.control import RunControl
+from rollstream.eventlog.failures import Boundary, Settler, TaskFailure, headers_of
+from rollstream.eventlog.lanes import Hooks, LaneListener, LaneOptions, LaneSubscriber, Settle, Wants
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record
+from rollstream.eventlog.retries import policy_of
 from rollstream.settings import Settings
-from schemas.envelope import header_map
-from schemas.events import decode
-from topics.catalogue import Topic
+from schemas.envelope import header_map, now
+from schemas.events import decode_any
+from topics.catalogue import ROLLOUTS_RETRIES, Topic
 
 log = logging.getLogger(__name__)
 Hook = Callable[[], Awaitable[Any]]
-Decoded = TypeVar("Decoded")
 
 
 class WorkerApp(FastStream):
@@ -50,66 +51,118 @@ class WorkerApp(FastStream):
 
 
 @dataclass(frozen=True, slots=True)
+class Clients:
+    """A worker's own clients of the log, beside its subscribers. The application starts and stops them."""
+
+    producer: EventProducer
+    control: RunControl
+
+    @classmethod
+    def of(cls, settings: Settings, worker: str) -> "Clients":
+        bootstrap = settings.bootstrap_servers or UNCONNECTED
+        producer = EventProducer(bootstrap, settings.kafka, client_id=f"rollstream-{worker}")
+        return cls(producer, RunControl(bootstrap, settings.kafka))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One topic that a worker reads, and what it does with each record.
+
+    Attributes:
+        handle: returns when the record's outputs are durable; only then is the record acked.
+        read: from a record to what `handle` takes; by default, the topic's event.
+        wants: by headers alone; a record that is not wanted is acked at once, undecoded.
+        once: a second record under the same key is acked unrun.
+    """
+
+    consumes: Topic
+    handle: Callable[[Any], Awaitable[None]]
+    lanes: int
+    read: Callable[[Record], Any] | None = None
+    wants: Callable[[Mapping[str, str]], bool] = lambda headers: True
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Wiring:
     """What distinguishes one lane worker from another."""
 
     boundary: Boundary
-    consumes: Topic
+    routes: Sequence[Route]
     publishes: Sequence[Topic]
-    lanes: int
     start: Sequence[Hook] = field(default_factory=tuple)
-    """Before the first record; the producer is connected already."""
+    """Before the first record; the clients are connected already."""
     stop: Sequence[Hook] = field(default_factory=tuple)
-    """After the last record; the producer is still connected."""
+    """After the last record; the clients are still connected."""
 
 
-def worker_app(
-    settings: Settings,
-    wiring: Wiring,
-    producer: EventProducer,
-    handle: Callable[[Decoded], Awaitable[None]],
-    read: Callable[[Record], Decoded] | None = None,
-) -> WorkerApp:
-    """An application that hands every record of one topic to `handle`, in bounded lanes.
+def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerApp:
+    """An application that hands every record of its routes to their handlers, in bounded lanes.
 
-    Args:
-        handle: returns when the record's outputs are durable; only then is the record acked.
-        read: from a record to what `handle` takes; by default, the topic's event.
+    Records of cancelled runs are acked unread, and their running work is stopped.
     """
     name = wiring.boundary.worker
     broker = bare_broker(settings, name)
     admins: list[AIOKafkaAdminClient] = []
-
-    async def settle(raw: "ConsumerRecord[Any, Any]", error: Exception) -> None:
-        record = _record(raw, settings.kafka.topic_prefix)
-        level = logging.ERROR if not isinstance(error, BoundaryFailure) else logging.WARNING
-        log.log(level, "%s: %s/%d/%d: %s", name, record.topic, record.partition, record.offset, error)
-        await producer.publish(failures.settle(record, error, wiring.boundary))
-
-    async def decoded(message: StreamMessage[Any]) -> Any:
-        if read is not None:
-            return read(_record(message.raw_message, settings.kafka.topic_prefix))
-        return decode(message.body, wiring.boundary.expected)
-
-    subscriber = _lanes(broker, settings, wiring)
-    subscriber(handle, parser=_parse, decoder=decoded)
+    subscribers = [_lanes(broker, settings, name, route) for route in wiring.routes]
     for topic in wiring.publishes:
         broker.publisher(settings.kafka.topic_prefix + topic.name, schema=topic.event, description=topic.purpose)
 
     async def start() -> None:
         admins.append(await connect_admin(settings.bootstrap_servers or UNCONNECTED))
         await provisioning.require(admins[0], settings.kafka)
-        await producer.start()
+        await clients.producer.start()
+        await clients.control.start()
 
     async def stop() -> None:
-        await producer.stop()
+        await clients.control.close()
+        await clients.producer.stop()
         for admin in admins:
             await admin.close()
 
     app = WorkerApp(broker, name, start=[start, *wiring.start], stop=[*wiring.stop, stop])
-    lanes = LaneOptions(wiring.lanes, settings.kafka.commit_interval_s, settings.kafka.drain_timeout_s)
-    subscriber.set_up(lanes, settle, lambda: admins[0], app.break_with)
+    settler = Settler(wiring.boundary, policy_of(settings.retries), settings.retries.budget_per_run)
+    for subscriber, route in zip(subscribers, wiring.routes, strict=True):
+        subscriber.set_up(
+            LaneOptions(
+                lanes=route.lanes,
+                commit_interval_s=settings.kafka.commit_interval_s,
+                drain_timeout_s=settings.kafka.drain_timeout_s,
+                once=route.once,
+                queue_timeout_s=settings.limits.queue_timeout_seconds,
+            ),
+            Hooks(
+                settle=_settle(settings, route, settler, clients.producer),
+                wants=_wants(route, clients.control),
+                admin=lambda: admins[0],
+                broke=app.break_with,
+            ),
+        )
+
+    def stop_run(run: str) -> None:
+        for subscriber in subscribers:
+            subscriber.cancel_run(run)
+
+    clients.control.on_cancelled = stop_run
     return app
+
+
+def _settle(settings: Settings, route: Route, settler: Settler, producer: EventProducer) -> Settle:
+    async def settle(raw: "ConsumerRecord[Any, Any]", error: Exception) -> None:
+        record = _record(raw, settings.kafka.topic_prefix)
+        level = logging.WARNING if isinstance(error, BoundaryFailure | TaskFailure) else logging.ERROR
+        log.log(level, "%s/%d/%d: %s", record.topic, record.partition, record.offset, error)
+        await producer.publish(settler.settle(record, error, route.consumes.events, now()))
+
+    return settle
+
+
+def _wants(route: Route, control: RunControl) -> Wants:
+    def wants(raw: "ConsumerRecord[Any, Any]") -> bool:
+        headers = header_map(raw.headers)
+        return not control.cancelled(headers.get("run_id", "")) and route.wants(headers)
+
+    return wants
 
 
 def bare_broker(settings: Settings, worker: str) -> KafkaBroker:
@@ -139,25 +192,40 @@ def asyncapi(brokers: Sequence[BrokerUsecase[Any, Any, Any]]) -> str:
     return specification("rollstream", *brokers).to_specification().to_json()
 
 
-def _lanes(broker: KafkaBroker, settings: Settings, wiring: Wiring) -> LaneSubscriber:
+def _lanes(broker: KafkaBroker, settings: Settings, worker: str, route: Route) -> LaneSubscriber:
     kafka = settings.kafka
     options = consumer_options(kafka)
     options.pop("enable_auto_commit")  # FastStream derives it from the ack policy
     listener = LaneListener()
     subscriber = broker.subscriber(
-        kafka.topic_prefix + wiring.consumes.name,
-        group_id=kafka.topic_prefix + wiring.boundary.worker,
+        kafka.topic_prefix + route.consumes.name,
+        group_id=f"{kafka.topic_prefix}{group_name(worker, route.consumes)}",
         ack_policy=AckPolicy.MANUAL,
         listener=listener,
-        title=f"{wiring.boundary.worker}:{wiring.consumes.name}",
-        description=wiring.consumes.purpose,
+        title=f"{worker}:{route.consumes.name}",
+        description=route.consumes.purpose,
         **options,
     )
     # FastStream constructs the subscriber; this only changes how it consumes. Canary tests watch what it relies on.
     subscriber.__class__ = LaneSubscriber
     assert isinstance(subscriber, LaneSubscriber)
     listener.subscriber = subscriber
+
+    async def decoded(message: StreamMessage[Any]) -> Any:
+        if route.read is not None:
+            return route.read(_record(message.raw_message, kafka.topic_prefix))
+        return decode_any(message.body, route.consumes.events)
+
+    subscriber(route.handle, parser=_parse, decoder=decoded)
     return subscriber
+
+
+def group_name(worker: str, topic: Topic) -> str:
+    """The consumer group, without prefix, in which a worker reads a topic.
+
+    Retries have a group of their own: a group whose members read different topics would not spread them evenly.
+    """
+    return f"{worker}.retries" if topic is ROLLOUTS_RETRIES else worker
 
 
 async def _parse(record: "ConsumerRecord[Any, Any]") -> KafkaMessage:

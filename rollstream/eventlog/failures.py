@@ -1,21 +1,25 @@
 """From a failed record to the events that settle it. Pure: what is to be published, given what went wrong.
 
     poison (cannot be read)      -> DeadLettered, and an errored terminal record made from the headers
-    boundary failure             -> an errored terminal record: no reward, masked, retryable or not
+    boundary failure             -> RetryScheduled while a retry can help and is allowed, else an errored terminal record
     bug (anything unclassified)  -> DeadLettered with the traceback, and an errored terminal record
 
 Whatever happens, an attempt that can be identified gets its terminal record, so nobody waits for it.
 """
 
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from rollstream.errors import BoundaryFailure, Poison, Stage
 from rollstream.eventlog.reading import Record
+from rollstream.eventlog.retries import Retriable, RetryPolicy, failures_before, plan, schedule
 from schemas.envelope import Event, SessionEvent, SessionIds, header_map, session_ids_from, utc_of
-from schemas.events import UndecodableEvent, decode
+from schemas.events import UndecodableEvent, decode_any
 from schemas.failure import DeadLettered, ErrorInfo
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.values import clean_text
 
@@ -24,11 +28,10 @@ MAX_MESSAGE = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Which worker failed, at which stage of an episode, on which events."""
+    """Which worker failed, at which stage of an episode."""
 
     worker: str
     stage: Stage
-    expected: type[Event]
 
 
 class TaskFailure(Exception):
@@ -42,16 +45,48 @@ class TaskFailure(Exception):
         return str(self.__cause__)
 
 
-def settle(record: Record, error: Exception, boundary: Boundary) -> list[Event]:
-    """The events that put an end to a record which could not be handled."""
-    if isinstance(error, TaskFailure):
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return _settle(record, cause, boundary, error.attempts)
-    ids = _ids(record, boundary.expected)
-    return _settle(record, error, boundary, [] if ids is None else [ids])
+class Settler:
+    """Decides what becomes of failed records of one worker process, within a budget of retries for each run."""
+
+    def __init__(self, boundary: Boundary, policy: RetryPolicy, budget_per_run: int) -> None:
+        self._boundary = boundary
+        self._policy = policy
+        self._budget = budget_per_run
+        self._spent: Counter[str] = Counter()
+
+    def settle(self, record: Record, error: Exception, expected: tuple[type[Event], ...], at: datetime) -> list[Event]:
+        """The events that put an end to a record which could not be handled, or let it be handled again.
+
+        Args:
+            expected: kinds of events that the record may hold.
+            at: the time now.
+        """
+        if isinstance(error, TaskFailure):
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            return _end(record, cause, self._boundary, error.attempts)
+        event = _readable(record, expected)
+        if isinstance(error, BoundaryFailure) and isinstance(event, Retriable):
+            retry = self._retry(event, error, at)
+            if retry is not None:
+                return [retry]
+        ids = event if isinstance(event, SessionEvent) else session_ids_from(header_map(record.headers))
+        return _end(record, error, self._boundary, [] if ids is None else [ids])
+
+    def _retry(self, event: Retriable, error: BoundaryFailure, at: datetime) -> RetryScheduled | None:
+        info = error_info(error, self._boundary.stage)
+        failures = failures_before(event) + error.counts
+        delay_s = plan(self._policy, info, max(1, failures), event.rollout) if error.counts else error.retry_after_s
+        if delay_s is None:
+            return None
+        if error.counts:
+            if self._spent[event.run] >= self._budget:
+                return None
+            self._spent[event.run] += 1
+        delay_s = max(delay_s, error.retry_after_s or 0.0)
+        return schedule(event, info, failures=failures, delay_s=delay_s, at=at, worker=self._boundary.worker)
 
 
-def _settle(record: Record, error: Exception, boundary: Boundary, attempts: Sequence[SessionIds]) -> list[Event]:
+def _end(record: Record, error: Exception, boundary: Boundary, attempts: Sequence[SessionIds]) -> list[Event]:
     recorded_at = utc_of(record.timestamp_ms)
     info = error_info(error, boundary.stage)
     events: list[Event] = []
@@ -92,13 +127,12 @@ def dead_letter(record: Record, error: Exception, worker: str, ids: SessionIds |
     )
 
 
-def _ids(record: Record, expected: type[Event]) -> SessionIds | None:
-    """From the body if it can be read, since only the body knows the task; else from the headers."""
+def _readable(record: Record, expected: tuple[type[Event], ...]) -> Event | None:
+    """The body if it can be read, since only the body knows everything; None leaves it to the headers."""
     try:
-        event = decode(record.value, expected)
+        return decode_any(record.value, expected)
     except UndecodableEvent:
-        return session_ids_from(header_map(record.headers))
-    return event if isinstance(event, SessionEvent) else None
+        return None
 
 
 def headers_of(pairs: Sequence[tuple[str, bytes]] | None) -> tuple[tuple[str, bytes], ...]:

@@ -9,6 +9,7 @@ settled durably; see `commits` for what is committed, and `failures` for what se
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
+from rollstream.errors import EpisodeTimeout, RollstreamError
 from rollstream.eventlog.commits import SOFT_LIMIT, Commit, Progress, decode_done
 
 log = logging.getLogger(__name__)
 
-Settle = Callable[[ConsumerRecord, Exception], Awaitable[None]]
-Broke = Callable[[BaseException], None]
+Settle = Callable[["ConsumerRecord[Any, Any]", Exception], Awaitable[None]]
+Wants = Callable[["ConsumerRecord[Any, Any]"], bool]
 
 COMMIT_EVERY = 500
 """Completions after which a commit is made at once, whatever the interval."""
@@ -34,8 +36,25 @@ LANE_WAIT_S = 2.0
 RESUME_AT = 0.9
 """Share of busy lanes at which paused partitions resume: `pause()` throws prefetched records away, so not at once."""
 
+MAX_SEEN = 20_000
+"""Keys remembered for each owned partition of a topic that is read once."""
+STUCK_S = 300.0
+"""A rebalance that has not ended by then never will: better a new process."""
+
 fence: ContextVar[int] = ContextVar("fence", default=0)
 """Generation of the consumer group under which the current record is handled."""
+
+
+class QueueTimeout(EpisodeTimeout):
+    """A record waited too long for a lane; a retry may find one, here or elsewhere."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, stage="admission")
+        self.kind = "queue_timeout"
+
+
+class WorkerStuck(RollstreamError):
+    """The consumer group does not let this worker go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +64,44 @@ class LaneOptions:
     lanes: int
     commit_interval_s: float
     drain_timeout_s: float
+    once: bool = False
+    """A second record under the same key is acked unrun, as far back as the memory of an owned partition reaches."""
+    queue_timeout_s: float | None = None
+    """How long a fetched record may wait for a lane before it fails, retryably."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a subscriber asks of its worker.
+
+    Attributes:
+        settle: puts an end to a failed record; returns only when that is durable.
+        wants: False acks the record at once, undecoded.
+        admin: the client that reads commit metadata.
+        broke: told of a failure that nothing here can handle; the worker must end.
+    """
+
+    settle: Settle
+    wants: Wants
+    admin: Callable[[], AIOKafkaAdminClient]
+    broke: Callable[[BaseException], None]
 
 
 class LaneSubscriber(DefaultSubscriber):
     """`DefaultSubscriber` with its one-at-a-time consumption replaced. Make it with `rollstream.eventlog.apps`."""
 
     options: LaneOptions
-    settle: Settle
-    admin: Callable[[], AIOKafkaAdminClient]
-    broke: Broke
+    hooks: Hooks
 
-    def set_up(self, options: LaneOptions, settle: Settle, admin: Callable[[], AIOKafkaAdminClient], broke: Broke) -> None:
-        """Say how to run.
-
-        Args:
-            settle: puts an end to a failed record; returns only when that is durable.
-            admin: the client that reads commit metadata.
-            broke: told of a failure that nothing here can handle; the worker must end.
-        """
+    def set_up(self, options: LaneOptions, hooks: Hooks) -> None:
+        """Say how to run, before the start."""
         self.options = options
-        self.settle = settle
-        self.admin = admin
-        self.broke = broke
+        self.hooks = hooks
         self._parts: dict[TopicPartition, Progress] = {}
         self._tasks: dict[TopicPartition, dict[int, asyncio.Task[None]]] = {}
+        self._seen: dict[TopicPartition, dict[bytes, int]] = {}
+        self._waiting: dict[tuple[TopicPartition, int], float] = {}
+        self._unwanted: set[asyncio.Task[None]] = set()
         self._early: dict[TopicPartition, int] = {}
         self._busy = 0
         self._completed = 0
@@ -79,6 +112,7 @@ class LaneSubscriber(DefaultSubscriber):
         self._held = False
         self._crowded: set[TopicPartition] = set()
         self._rebalances = 0
+        self._closed_at = time.monotonic()
         self._commit_lock = asyncio.Lock()
         self._commit_task: asyncio.Task[None] | None = None
         self._committer: asyncio.Task[None] | None = None
@@ -96,16 +130,44 @@ class LaneSubscriber(DefaultSubscriber):
             # aiokafka delivers before on_partitions_assigned has returned: drop, and seek back when it does.
             self._early[partition] = min(self._early.get(partition, msg.offset), msg.offset)
             return
+        if self._ack_unrun(partition, msg):
+            return
         rebalances = self._rebalances
-        if self._busy >= self.options.lanes and not await self._lane_came_free():
-            if rebalances == self._rebalances and not self._draining:
-                self._hold(partition, msg.offset)
+        if (
+            self._busy >= self.options.lanes
+            and not await self._lane_came_free()
+            and not self._waited_too_long(partition, msg)
+            and rebalances == self._rebalances
+            and not self._draining
+        ):
+            self._hold(partition, msg.offset)
             return
         # Looked up only now: a rebalance may have passed during the wait, and then the record is fetched again.
         progress = self._parts.get(partition)
         if self._draining or rebalances != self._rebalances or progress is None or not progress.offer(msg.offset):
             return
-        self._start(partition, progress, msg)
+        late = self._waited_too_long(partition, msg)
+        self._waiting.pop((partition, msg.offset), None)
+        self._start(partition, progress, msg, late=late)
+
+    def _ack_unrun(self, partition: TopicPartition, record: "ConsumerRecord[Any, Any]") -> bool:
+        """Whether the record is nobody's business here, or was seen before; then it counts as done."""
+        progress = self._parts.get(partition)
+        if progress is None or self._draining:
+            return False
+        first = self._seen.get(partition, {}).get(record.key) if self.options.once and record.key else None
+        if (first is None or first == record.offset) and self.hooks.wants(record):
+            return False
+        if progress.offer(record.offset):
+            progress.complete(record.offset)
+        return True
+
+    def _waited_too_long(self, partition: TopicPartition, record: "ConsumerRecord[Any, Any]") -> bool:
+        limit = self.options.queue_timeout_s
+        if limit is None:
+            return False
+        since = self._waiting.setdefault((partition, record.offset), time.monotonic())
+        return time.monotonic() - since > limit
 
     async def _lane_came_free(self) -> bool:
         self._lane_free.clear()
@@ -121,33 +183,56 @@ class LaneSubscriber(DefaultSubscriber):
         consumer.pause(*consumer.assignment())
         self._held = True
 
-    def _start(self, partition: TopicPartition, progress: Progress, record: "ConsumerRecord[Any, Any]") -> None:
-        task = asyncio.create_task(self._handle(progress, record))
+    def _start(self, partition: TopicPartition, progress: Progress, record: "ConsumerRecord[Any, Any]", *, late: bool) -> None:
+        task = asyncio.create_task(self._handle(progress, record, late=late), name=_run_of(record))
         tasks = self._tasks.setdefault(partition, {})
         tasks[record.offset] = task
         self._busy += 1
+        self._remember(partition, record)
 
         # Not in a `finally`: a task that is cancelled before its first step runs none.
         def ended(task: asyncio.Task[None]) -> None:
             self._busy -= 1
             if tasks.get(record.offset) is task:
                 del tasks[record.offset]
+            if task in self._unwanted:
+                self._unwanted.discard(task)
+                progress.complete(record.offset)
+            elif task.cancelled() and record.key:
+                self._seen.get(partition, {}).pop(record.key, None)
             self._lane_free.set()
             if self._held and self._busy <= self.options.lanes * RESUME_AT and not self._draining:
                 self._held = False
                 self._resume()
             if not task.cancelled() and (error := task.exception()):
-                self.broke(error)
+                self.hooks.broke(error)
 
         task.add_done_callback(ended)
 
-    async def _handle(self, progress: Progress, record: "ConsumerRecord[Any, Any]") -> None:
+    def _remember(self, partition: TopicPartition, record: "ConsumerRecord[Any, Any]") -> None:
+        if self.options.once and record.key:
+            seen = self._seen.setdefault(partition, {})
+            seen[record.key] = record.offset
+            if len(seen) > MAX_SEEN:
+                del seen[next(iter(seen))]
+
+    def cancel_run(self, run: str) -> None:
+        """Stop the running work of a run and count it as done: somebody else has written its end."""
+        for tasks in self._tasks.values():
+            for task in tasks.values():
+                if task.get_name() == run:
+                    self._unwanted.add(task)
+                    task.cancel()
+
+    async def _handle(self, progress: Progress, record: "ConsumerRecord[Any, Any]", *, late: bool) -> None:
         fence.set(max(0, self._generation()))
         try:
+            if late:
+                raise QueueTimeout(f"waited longer than {self.options.queue_timeout_s:g} s for one of the lanes")
             await self.process_message(record)
         except Exception as error:
             # A failure of `settle` itself leaves the offset undone and breaks the worker: nothing is lost silently.
-            await self.settle(record, error)
+            await self.hooks.settle(record, error)
         progress.complete(record.offset)
         self._completed += 1
         if self._completed >= COMMIT_EVERY:
@@ -169,12 +254,20 @@ class LaneSubscriber(DefaultSubscriber):
                 async with asyncio.timeout(self.options.commit_interval_s):
                     await self._enough_done.wait()
             self._enough_done.clear()
+            self._watch_rebalance()
             if self._open.is_set():
                 task = asyncio.create_task(self.commit_now())
                 self._commit_task = task
                 await asyncio.wait([task])
                 if not task.cancelled() and (error := task.exception()):
                     log.warning("commit failed, will be repeated: %r", error)
+
+    def _watch_rebalance(self) -> None:
+        """A member that is stuck between two generations looks alive and does nothing: say so and end."""
+        if self._open.is_set():
+            self._closed_at = time.monotonic()
+        elif time.monotonic() - self._closed_at > STUCK_S:
+            self.hooks.broke(WorkerStuck(f"no rebalance of group {self.group_id} has ended for {STUCK_S:g} s"))
 
     async def commit_now(self) -> None:
         """Commit what has changed. Bounded: aiokafka retries a commit without end, whatever generation is current."""
@@ -232,6 +325,7 @@ class LaneSubscriber(DefaultSubscriber):
         """Cancel what was lost, learn what others finished, and reopen."""
         for partition in self._parts.keys() - assigned:
             del self._parts[partition]
+            self._seen.pop(partition, None)
             for task in self._tasks.pop(partition, {}).values():
                 task.cancel()
         saved = await self._saved(assigned)
@@ -264,7 +358,7 @@ class LaneSubscriber(DefaultSubscriber):
             return {}
         try:
             async with asyncio.timeout(5):
-                found = await self.admin().list_consumer_group_offsets(self.group_id, partitions=list(assigned))
+                found = await self.hooks.admin().list_consumer_group_offsets(self.group_id, partitions=list(assigned))
         except (KafkaError, TimeoutError, OSError) as error:
             log.error("cannot read what is finished, records may run again: %r", error)
             return {}
@@ -326,3 +420,10 @@ class LaneListener(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         await self.subscriber.on_assigned(set(assigned))
+
+
+def _run_of(record: "ConsumerRecord[Any, Any]") -> str | None:
+    for name, value in record.headers:
+        if name == "run_id":
+            return str(value, "utf-8", "replace")
+    return None

@@ -1,4 +1,4 @@
-"""Failure x attempt -> wait so long and try again, or give up. Pure: no clock, no I/O.
+"""Failure x attempt -> wait so long and try again, or give up. Pure: no I/O, and the time is handed in.
 
 The delay grows exponentially and is spread by a jitter that depends on the rollout alone, so that planning the same failure
 twice (a record redelivered after a crash) gives the same answer.
@@ -7,8 +7,17 @@ twice (a record redelivered after a crash) gives the same answer.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
+from rollstream.settings import RetrySettings
+from schemas.episode import EpisodeCompleted
 from schemas.failure import ErrorInfo
+from schemas.identities import event_id
+from schemas.retry import RetryScheduled
+from schemas.session import SessionReady
+
+Retriable = SessionReady | EpisodeCompleted | RetryScheduled
+"""Events whose handling can be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,17 @@ class RetryPolicy:
         return self.by_kind.get(error.kind) or self.by_stage.get(error.stage) or self.default
 
 
+def policy_of(settings: RetrySettings) -> RetryPolicy:
+    """The policy that the settings describe."""
+
+    def backoff(attempts: int) -> Backoff:
+        return Backoff(attempts, settings.first_delay_s, settings.factor, settings.most_delay_s)
+
+    return RetryPolicy(
+        default=backoff(settings.agent_attempts), by_stage={"verification": backoff(settings.verification_attempts)}
+    )
+
+
 def plan(policy: RetryPolicy, error: ErrorInfo, failures: int, rollout: str) -> float | None:
     """How long to wait before the next try, in seconds; None to give up.
 
@@ -60,3 +80,40 @@ def _jitter(rollout: str, failures: int) -> float:
     """Between 0.5 and 1.5, evenly spread over rollouts."""
     digest = hashlib.blake2b(f"{rollout}/{failures}".encode(), digest_size=4).digest()
     return 0.5 + int.from_bytes(digest, "big") / 2**32
+
+
+def failures_before(event: Retriable) -> int:
+    """How often the stage that handles `event` has failed before."""
+    return 0 if isinstance(event, EpisodeCompleted) else event.failures
+
+
+def schedule(event: Retriable, cause: ErrorInfo, *, failures: int, delay_s: float, at: datetime, worker: str) -> RetryScheduled:
+    """The event that lets the handling of `event` be tried again.
+
+    Args:
+        failures: of the stage so far; the same as before when the work was only held back.
+    """
+    if isinstance(event, RetryScheduled):
+        stage, next_round, next_try, episode = event.stage, event.next_round, event.next_try, event.episode
+    elif isinstance(event, EpisodeCompleted):
+        stage, next_round, next_try, episode = "verification", event.round, event.try_, event
+    else:
+        stage, next_round, next_try, episode = "agent", event.round, event.try_ + 1, None
+    return RetryScheduled(
+        event_id=event_id("RetryScheduled", event.session, stage, next_round, next_try, failures),
+        occurred_at=at,
+        caused_at=event.occurred_at,
+        **event.ids(),
+        stage=stage,
+        failures=failures,
+        next_round=next_round,
+        next_try=next_try,
+        not_before=at + timedelta(seconds=delay_s),
+        cause=cause,
+        composition=event.composition,
+        limits=event.limits,
+        ticket=event.ticket,
+        submitted_at=event.submitted_at,
+        episode=episode,
+        worker=worker,
+    )

@@ -16,8 +16,9 @@ import httpx2
 import openai
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from rollstream.errors import ModelFailure, Refused
+from rollstream.errors import CircuitOpen, ModelFailure, Refused
 from rollstream.models import formats
+from rollstream.models.breaker import CircuitBreaker
 from rollstream.models.protocol import Completion, ContextOverflow, ModelClient
 from rollstream.settings import ModelSettings, Settings
 from schemas.envelope import now
@@ -40,6 +41,8 @@ _OVERFLOW = (
     "maximum number of tokens",
     "prompt is too long",
 )
+_OUTAGES = frozenset({"model_unreachable", "model_unavailable", "model_timeout"})
+"""Failures that say that the endpoint is down, whoever asks."""
 _REFUSED = {
     401: ("model_unauthorized", "check the key in {key}"),
     402: ("model_payment_required", "check the credit of the key in {key}"),
@@ -51,9 +54,10 @@ _REFUSED = {
 class OpenAIModel:
     """`ModelClient` for one `[models.NAME]`."""
 
-    def __init__(self, settings: ModelSettings, client: AsyncOpenAI) -> None:
+    def __init__(self, settings: ModelSettings, client: AsyncOpenAI, breaker: CircuitBreaker | None = None) -> None:
         self._settings = settings
         self._client = client
+        self._breaker = breaker or CircuitBreaker()
         self._where = f"model server {_public(settings.base_url)} (model {settings.model})"
 
     async def complete(
@@ -105,6 +109,28 @@ class OpenAIModel:
             )
 
     async def _post(self, path: str, body: JsonObject) -> httpx2.Response:
+        """Send one request, unless the endpoint has failed so often that it is left alone for a while."""
+        wait_s = self._breaker.wait_s()
+        if wait_s > 0:
+            raise CircuitOpen(f"{self._where} keeps failing; it is asked again in {wait_s:.0f} s", wait_s)
+        try:
+            reply = await self._send(path, body)
+        except ModelFailure as error:
+            if error.kind in _OUTAGES:
+                self._breaker.failed()
+            else:
+                self._breaker.succeeded()
+            raise
+        except ContextOverflow:
+            self._breaker.succeeded()
+            raise
+        except BaseException:
+            self._breaker.abandoned()
+            raise
+        self._breaker.succeeded()
+        return reply
+
+    async def _send(self, path: str, body: JsonObject) -> httpx2.Response:
         timeout_s = self._settings.timeout_s
         try:
             # Ours is the only deadline: the SDK's are between two bytes, and it would begin again after each.
@@ -217,6 +243,7 @@ class ModelPool:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._models: dict[str, OpenAIModel] = {}
+        self._breakers: dict[str, CircuitBreaker] = {}
         self._http: Any = None
 
     def get(self, name: str) -> ModelClient:
@@ -241,7 +268,7 @@ class ModelPool:
             max_retries=model.max_retries,
             http_client=self._http,
         )
-        return OpenAIModel(model, client)
+        return OpenAIModel(model, client, self._breakers.setdefault(model.base_url, CircuitBreaker()))
 
     async def close(self) -> None:
         self._models.clear()

@@ -17,6 +17,7 @@ from schemas.step import Execution
 from schemas.values import ChatMessage
 from services.agent_worker.harnesses import registry
 from services.agent_worker.harnesses.protocol import AgentSession
+from services.agent_worker.pauses import Pauses
 from services.agent_worker.recording import RecordedModels
 
 log = logging.getLogger(__name__)
@@ -25,18 +26,29 @@ log = logging.getLogger(__name__)
 class PlayHandler:
     """What agent_worker does with a record of `sessions.ready`."""
 
-    def __init__(self, models: ModelPool, publisher: Publisher, worker: str, cleanup_timeout_s: float) -> None:
+    def __init__(self, models: ModelPool, publisher: Publisher, pauses: Pauses, worker: str, cleanup_timeout_s: float) -> None:
         self._models = models
         self._publisher = publisher
+        self._pauses = pauses
         self._worker = worker
         self._cleanup_timeout_s = cleanup_timeout_s
 
     async def play(self, descriptor: SessionReady) -> None:
-        """Play one session to its end and publish it.
+        """Play one session to its end and publish it; a session of a paused run goes back to the log instead.
 
         Raises:
             BoundaryFailure: the model server or a limit of the system failed; steps made so far are in the log.
         """
+        if await self._pauses.parked(descriptor):
+            return
+        try:
+            await self._play(descriptor)
+        except ModelFailure as error:
+            await self._pauses.consider(descriptor.run, error)
+            raise
+        self._pauses.went_well(descriptor.run)
+
+    async def _play(self, descriptor: SessionReady) -> None:
         harness = registry.load(descriptor.composition.harness)
         registry.check(harness, descriptor)
         execution = Execution(id=str(uuid4()), fence=fence.get(), worker=self._worker)

@@ -4,12 +4,14 @@ Steps are made durable before the next call is sent, and the last ones together 
 to the broker less for an episode of one call.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 
+from rollstream.errors import CircuitOpen
 from rollstream.eventlog.producer import Publisher
 from rollstream.models.openai import ModelPool
-from rollstream.models.protocol import Completion
+from rollstream.models.protocol import Completion, ModelClient
 from schemas.envelope import now
 from schemas.identities import event_id
 from schemas.session import SessionReady
@@ -53,11 +55,10 @@ class RecordedModels:
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] = (), role: str = "policy"
     ) -> Completion:
         await self.flush()
-        limits = self._descriptor.limits
         model = self._pool.get(self._descriptor.composition.models.get(role, "default"))
         self._asked_at = time.monotonic()
         try:
-            completion = await model.complete(messages, tools, self._sampling(), limits.max_output_bytes)
+            completion = await self._ask(model, messages, tools)
         except Exception:
             self._asked_at = None
             raise
@@ -66,6 +67,16 @@ class RecordedModels:
         self._record(completion, role, list(messages[self._seen :]))
         self._seen = len(messages) + 1
         return completion
+
+    async def _ask(self, model: ModelClient, messages: Sequence[ChatMessage], tools: Sequence[JsonObject]) -> Completion:
+        while True:
+            try:
+                return await model.complete(messages, tools, self._sampling(), self._descriptor.limits.max_output_bytes)
+            except CircuitOpen as error:
+                # Before its first call an episode costs nothing and goes back to the log; later it waits here.
+                if not self.calls:
+                    raise
+                await asyncio.sleep(error.retry_after_s or 1.0)
 
     async def flush(self) -> None:
         """Make all steps so far durable."""

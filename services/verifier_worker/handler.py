@@ -16,6 +16,7 @@ from rollstream.settings import Limits
 from schemas.envelope import now
 from schemas.episode import EpisodeCompleted
 from schemas.identities import event_id
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.step import Execution
 from schemas.verdict import VerdictReached
@@ -43,6 +44,11 @@ class VerifyHandler:
         verdict = await self._score(environment, task, episode)
         reached = self._reached(environment, episode, verdict, time.monotonic() - started)
         await self._publisher.publish([reached, RolloutScored.of_verdict(episode, reached)])
+
+    async def verify_again(self, retry: RetryScheduled) -> None:
+        """Verify the episode of a retry; the agent does not play again."""
+        assert retry.episode is not None, "the schema promises an episode"
+        await self.verify(retry.episode)
 
     async def _score(self, environment: Environment[Task], task: Task, episode: EpisodeCompleted) -> Verdict:
         limit = self._limits.verification_timeout_seconds

@@ -98,6 +98,7 @@ class RolloutScored(Event, SessionIds):
             ("group_index", b"%d" % self.group.index),
             ("group_size", b"%d" % self.group.size),
             ("environment", self.environment.encode()),
+            ("revision", b"%d" % self.revision),
             ("status", self.status.encode()),
         ]
 

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
@@ -55,6 +56,21 @@ class QueueTimeout(EpisodeTimeout):
 
 class WorkerStuck(RollstreamError):
     """The consumer group does not let this worker go on."""
+
+
+_idle: WeakSet["asyncio.Task[Any]"] = WeakSet()
+
+
+@contextlib.contextmanager
+def only_waiting() -> Iterator[None]:
+    """Say that the current handler has nothing to lose: while it waits here, a drain hands its record back at once."""
+    task = asyncio.current_task()
+    assert task is not None, "a handler runs in a task"
+    _idle.add(task)
+    try:
+        yield
+    finally:
+        _idle.discard(task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +395,9 @@ class LaneSubscriber(DefaultSubscriber):
         self._draining = True
         self.running = False  # ends FastStream's loop; heartbeats go on
         tasks = [task for tasks in self._tasks.values() for task in tasks.values()]
+        for task in tasks:
+            if task in _idle:
+                task.cancel()
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self.options.drain_timeout_s)
             for task in late:

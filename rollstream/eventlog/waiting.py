@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from rollstream.eventlog.control import RunControl
+from rollstream.eventlog.lanes import only_waiting
 from schemas.envelope import now
 from schemas.retry import RetryScheduled
 
@@ -22,9 +23,10 @@ class WaitingRoom:
         """Wait, then work; nothing happens if the run is cancelled meanwhile."""
         # Never longer than was planned, whatever the clocks of two hosts say.
         delay = min(retry.not_before - now(), retry.not_before - retry.occurred_at)
-        if delay.total_seconds() > 0:
-            await asyncio.sleep(delay.total_seconds())
-        await self._control.until_unpaused(retry.run)
+        with only_waiting():
+            if delay.total_seconds() > 0:
+                await asyncio.sleep(delay.total_seconds())
+            await self._control.until_unpaused(retry.run)
         async with self._slots:
             if not self._control.cancelled(retry.run):
                 await work(retry)

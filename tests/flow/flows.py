@@ -10,7 +10,7 @@ from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record, open_reader
 from rollstream.settings import ModelSettings, Settings
 from schemas.envelope import Event
-from schemas.events import decode
+from schemas.events import decode, decode_any
 from schemas.rollout import RolloutScored
 from services.__main__ import build
 from topics.catalogue import BY_EVENT, ROLLOUTS_SCORED
@@ -54,7 +54,8 @@ async def read_events(settings: Settings, kind: type[E]) -> list[E]:
     """Everything of one kind that is in the log now."""
     assert settings.bootstrap_servers is not None
     async with open_reader(settings.bootstrap_servers, settings.kafka, [BY_EVENT[kind]]) as reader:
-        return [decode(record.value, kind) async for batch in reader.to_end() for record in batch]
+        found = [decode_any(record.value, BY_EVENT[kind].events) async for batch in reader.to_end() for record in batch]
+    return [event for event in found if isinstance(event, kind)]
 
 
 async def terminal_records(settings: Settings, count: int, deadline_s: float = 60.0) -> list[Record]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.settings import Settings
+from rollstream.settings import RetrySettings, Settings
 from rollstream.testing.model_server import (
     EMPTY_CHOICES,
     LONE_SURROGATE,
@@ -31,9 +31,11 @@ pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("topics")]
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
 
-def task(question: str, answer: str, attempts: int = 1, harness: str = "chat", environment: str = "math") -> TaskSubmitted:
+def task(
+    question: str, answer: str, attempts: int = 1, harness: str = "chat", environment: str = "math", run: str = "r"
+) -> TaskSubmitted:
     return TaskSubmitted.create(
-        run="r",
+        run=run,
         environment=environment,
         task=TaskRef(id=question, dataset="d"),
         row={"question": question, "answer": answer},
@@ -143,8 +145,10 @@ async def test_a_model_outage_is_never_a_zero_and_never_ends_the_run(settings: S
     words = ["401", "429", "500", "hang", "empty", "surrogate", "huge", "fine"]
     async with ScriptedModelServer(script) as server:  # type: ignore[arg-type]
         settings = with_model(settings, server.base_url, timeout_s=1.0)
+        settings = settings.model_copy(update={"retries": RetrySettings(agent_attempts=2, first_delay_s=0.1)})
         async with pipeline(settings):
-            await publish(settings, *(task(f"please {word}.", "4") for word in words))
+            # A run of its own each: a refused key pauses its run.
+            await publish(settings, *(task(f"please {word}.", "4", run=word) for word in words))
             scored = {
                 rollout.task.id.split()[1].rstrip("."): rollout for rollout in await terminal(settings, 8) if rollout.task
             }

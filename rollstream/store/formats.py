@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 
 from rollstream.store.reader import Answer
 
@@ -43,8 +44,8 @@ def plain(value: object) -> object:
     """A value of DuckDB's as one that JSON has."""
     if value is None or isinstance(value, str | bool | int):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, float | Decimal):
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -64,6 +65,15 @@ def cell(value: object) -> str:
     if isinstance(simple, str):
         return simple
     return json.dumps(simple, ensure_ascii=False)
+
+
+# Of the control characters, a text keeps line breaks and tabs.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    """`text` with control characters spelled out: what a model wrote must not steer a terminal."""
+    return text.translate(_CONTROLS)
 
 
 def _parsed(value: object) -> object:

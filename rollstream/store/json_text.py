@@ -77,5 +77,6 @@ def _read_tolerantly(raw: bytes) -> Document:
 
 def _object(value: object) -> JsonObject:
     if not isinstance(value, dict):
-        raise Unreadable(f"a JSON {type(value).__name__} where an object was expected")
+        found = "null" if value is None else type(value).__name__
+        raise Unreadable(f"a JSON {found} where an object was expected")
     return value

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import duckdb
 import orjson
+import pyarrow as pa
 
 import rollstream
 from rollstream.errors import UsageError
@@ -35,7 +36,8 @@ _EVENTS: dict[str, EventTable] = {table.name: table for table in EVENT_TABLES}
 # Small row groups and an early checkpoint keep the cost of a batch flat as the file grows; neither is remembered in the file.
 _ATTACH = "ATTACH '{path}' AS {name} (ROW_GROUP_SIZE 12288, STORAGE_VERSION 'v1.5.0')"
 _CHECKPOINT_THRESHOLD = "64MB"
-_THREADS = 2
+# The log comes in one batch after another: a second thread costs memory and CPU time, and saves nothing.
+_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,8 @@ def _now() -> datetime:
 
 
 def _connect(files: StoreFiles, settings: StoreSettings) -> duckdb.DuckDBPyConnection:
+    # Arrow's own allocator keeps what a large batch took; the system's gives it back.
+    pa.set_memory_pool(pa.system_memory_pool())
     spill = files.folder / "spill"
     connection = duckdb.connect(
         config={"memory_limit": f"{settings.memory_limit_mib}MiB", "threads": _THREADS, "temp_directory": str(spill)}

@@ -41,7 +41,8 @@ SELECT
     coalesce(record.task_id, task.task_id) AS task_id,
     coalesce(record.epoch, task.epoch) AS epoch,
     record.group_id, record.group_size, record.group_index, record.rollout_id, record.session_id, record.round, record.try,
-    record.revision, record.status, record.stop_reason, record.reward, record.success, record.reward_components,
+    record.revision, record.status, record.stop_reason, record.reward, record.success,
+    record.reward_components::JSON AS reward_components,
     record.error_kind, record.error_stage, record.error_message, record.error_retryable,
     coalesce(record.harness, task.harness) AS harness,
     coalesce(record.model, task.model) AS model,
@@ -175,7 +176,8 @@ WITH seen AS (
 )
 SELECT
     run_id,
-    published.dataset, published.environments,
+    published.dataset,
+    published.environments::JSON AS environments,
     coalesce(published.harness, seen.harness) AS harness,
     coalesce(published.model, seen.model) AS model,
     coalesce(published.groups, seen.groups) AS groups,

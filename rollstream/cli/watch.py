@@ -1,0 +1,210 @@
+"""`rollstream watch`: a run's progress, read from the log. The thin shell around `progress`."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from rollstream.broker import find_broker
+from rollstream.cli.common import Config, DataDir, interruptible, out, read_settings
+from rollstream.cli.progress import RunProgress, Snapshot, line, outcome_of
+from rollstream.errors import BrokerUnavailable, RollstreamError, UsageError
+from rollstream.eventlog.groups import Consumption, open_groups
+from rollstream.eventlog.reading import Record, open_reader
+from rollstream.runs import known_runs
+from rollstream.settings import Settings
+from topics.catalogue import ROLLOUTS_SCORED, SESSIONS_READY, TASKS_IN, Topic
+
+REFRESH_S = 0.25
+LINE_INTERVAL_S = 2.0
+ATTENDANCE_INTERVAL_S = 2.0
+RECENT_RUNS = 8
+
+Show = Callable[[Snapshot, Sequence[str]], None]
+
+
+class NotFinished(RollstreamError):
+    """The time that a command was given to wait for a run has passed."""
+
+
+def watch(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait; then exit with 1. Default: for ever.", min=0, show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+) -> None:
+    """Follow a run from the log until every attempt is terminal.
+
+    Example: rollstream watch my-run --timeout 600
+    """
+    settings = read_settings(data_dir, config)
+    with interruptible(), progress_display() as show:
+        asyncio.run(follow(find_broker(settings), settings, run, show, timeout_s=timeout))
+
+
+async def follow(
+    bootstrap: str,
+    settings: Settings,
+    run: str,
+    show: Show,
+    *,
+    timeout_s: float | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Snapshot:
+    """Read the log until every attempt of `run` is terminal.
+
+    Args:
+        show: is given the state several times a second, with sentences on what stands in the way.
+        meanwhile: is called as often; what it raises ends the watch.
+
+    Raises:
+        UsageError: nothing in the log belongs to such a run.
+        NotFinished: `timeout_s` passed first.
+    """
+    give_up = None if timeout_s is None else time.monotonic() + timeout_s
+    runs = await known_runs(bootstrap, settings.kafka)
+    known = runs.get(run)
+    progress = RunProgress(None if known is None else known.manifest.groups * known.manifest.attempts)
+    topics = (SESSIONS_READY, ROLLOUTS_SCORED) if known else (TASKS_IN, SESSIONS_READY, ROLLOUTS_SCORED)
+    if known is None:
+        await _read_past(bootstrap, settings, run, topics, progress, since=None)
+        _require_traces(progress, run, list(runs))
+    async with open_reader(bootstrap, settings.kafka, topics) as reader, _attendance(bootstrap, settings) as attendance:
+        # The end is marked before the past is read, so that nothing falls between them; what is read twice counts once.
+        await reader.seek_to_end()
+        await _read_past(bootstrap, settings, run, topics, progress, since=known.read_from if known else None)
+        while True:
+            _apply(progress, run, await reader.poll(REFRESH_S))
+            meanwhile()
+            snapshot = progress.snapshot(time.time())
+            show(snapshot, [] if snapshot.is_complete else [*attendance.problems, *notices(snapshot, attendance.unattended)])
+            if snapshot.is_complete:
+                return snapshot
+            if give_up is not None and time.monotonic() > give_up:
+                raise NotFinished(f"run {run} is not finished after {timeout_s:g} s: {line(snapshot)}")
+
+
+def notices(snapshot: Snapshot, unattended: Sequence[Consumption]) -> list[str]:
+    """A sentence for each topic that an unfinished run needs somebody to consume."""
+    needed = [one for one in unattended if one.worker != "env_worker" or snapshot.seeded < snapshot.total or not snapshot.total]
+    return [
+        f"nobody consumes {one.topic.name}: start {'an' if one.worker[0] in 'ae' else 'a'} {one.worker} (`rollstream up`)"
+        for one in needed
+    ]
+
+
+async def _read_past(
+    bootstrap: str, settings: Settings, run: str, topics: Sequence[Topic], progress: RunProgress, *, since: datetime | None
+) -> None:
+    async with open_reader(bootstrap, settings.kafka, topics) as reader:
+        if since is not None:
+            await reader.seek_to_time(since)
+        async for batch in reader.to_end():
+            _apply(progress, run, batch)
+
+
+def _apply(progress: RunProgress, run: str, records: Sequence[Record]) -> None:
+    for record in records:
+        headers = record.header_map()
+        if headers.get("run_id") != run:
+            continue
+        size = headers.get("group_size", "")
+        if size.isdigit() and "group_id" in headers:
+            progress.group_seen(headers["group_id"], int(size))
+        if record.topic == SESSIONS_READY.name and "rollout_id" in headers:
+            progress.rollout_seeded(headers["rollout_id"])
+        elif record.topic == ROLLOUTS_SCORED.name and (outcome := outcome_of(record.value, record.headers)):
+            progress.rollout_ended(outcome, record.timestamp_ms / 1000)
+
+
+def _require_traces(progress: RunProgress, run: str, names: Sequence[str]) -> None:
+    if progress.snapshot(time.time()).total:
+        return
+    recent = f"recent runs: {', '.join(names[: -RECENT_RUNS - 1 : -1])}" if names else "no run was published here yet"
+    raise UsageError(f"no run is named {run!r}; {recent}")
+
+
+@dataclass(slots=True)
+class _Attendance:
+    """Who is there at the moment, kept up to date by `_attendance`."""
+
+    unattended: list[Consumption] = field(default_factory=list)
+    """Topics that nobody consumed at two looks in a row: one look may fall into a hand-over."""
+    problems: list[str] = field(default_factory=list)
+    """Why nobody can say."""
+
+
+@asynccontextmanager
+async def _attendance(bootstrap: str, settings: Settings) -> AsyncIterator[_Attendance]:
+    attendance = _Attendance()
+
+    async def look() -> None:
+        before: list[Consumption] = []
+        async with open_groups(bootstrap, settings.kafka) as groups:
+            while True:
+                found = await groups.unattended()
+                attendance.unattended = [one for one in found if one in before]
+                attendance.problems = []
+                before = found
+                await asyncio.sleep(ATTENDANCE_INTERVAL_S)
+
+    async def keep_looking() -> None:
+        while True:
+            try:
+                await look()
+            except BrokerUnavailable as error:
+                # The run goes on when the broker is back, and so does the watch.
+                attendance.problems, attendance.unattended = [str(error)], []
+                await asyncio.sleep(ATTENDANCE_INTERVAL_S)
+
+    looking = asyncio.create_task(keep_looking())
+    try:
+        yield attendance
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+@contextmanager
+def progress_display() -> Iterator[Show]:
+    """Where progress is shown: drawn in place on a terminal, and otherwise a line every now and then."""
+    if not out.is_terminal:
+        yield _lines()
+        return
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        last: list[Snapshot] = []
+
+        def draw(snapshot: Snapshot, sentences: Sequence[str]) -> None:
+            last[:] = [snapshot]
+            bar = ProgressBar(total=max(1, snapshot.total), completed=snapshot.done)
+            warnings = [Text(sentence, style="yellow") for sentence in sentences]
+            live.update(Group(bar, Text(line(snapshot)), *warnings), refresh=True)
+
+        yield draw
+    for snapshot in last:
+        out.print(line(snapshot))
+
+
+def _lines() -> Show:
+    shown_at, shown = 0.0, ""
+
+    def show(snapshot: Snapshot, sentences: Sequence[str]) -> None:
+        nonlocal shown_at, shown
+        text = "\n".join([line(snapshot), *sentences])
+        due = time.monotonic() - shown_at >= LINE_INTERVAL_S or snapshot.is_complete
+        if due and text != shown:
+            out.print(text)
+            shown_at, shown = time.monotonic(), text
+
+    return show

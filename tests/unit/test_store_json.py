@@ -1,0 +1,215 @@
+"""JSON that bites: each item survives, escaped and marked, or becomes a dead row. None stops the store."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import duckdb
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollstream.store import json_text
+from rollstream.store.decoding import decode
+from rollstream.store.json_text import Unreadable
+from rollstream.store.projection import StoreFiles
+from tests.events import Attempt, Log
+from tests.stores import answer, writing
+from topics.catalogue import CATALOGUE
+
+TEXT = "It is 2."
+REWARD = b'"reward":1.0'
+
+
+def stored(tmp_path: Path, raw: bytes | None, columns: str = "payload") -> list[tuple[object, ...]]:
+    """What the store says of one record on `rollouts.scored`, and that the next record is not hurt by it."""
+    log = Log()
+    with writing(tmp_path) as store:
+        store.apply([log.raw("rollouts.scored", raw), log.record(Attempt(index=7).scored())])
+        store.publish()
+    assert answer(tmp_path, "SELECT count(*) FROM rollout_scored WHERE group_index = 7") == [(1,)]
+    assert answer(tmp_path, "SELECT count(payload -> '$.status') FROM rollout_scored")[0][0] in (1, 2)
+    return answer(tmp_path, f"SELECT {columns} FROM rollout_scored WHERE group_index = 0")
+
+
+def with_text(escaped: bytes) -> bytes:
+    """A valid record whose message holds the JSON escape, or the bytes, `escaped`."""
+    return Attempt(answer=TEXT).scored().to_json().replace(TEXT.encode(), escaped)
+
+
+def with_reward(raw: bytes) -> bytes:
+    body = Attempt().scored().to_json()
+    assert REWARD in body
+    return body.replace(REWARD, b'"reward":' + raw)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        pytest.param(rb"a\ud800z", r"a\ud800z", id="lone surrogate"),
+        pytest.param(b"a\xffz", r"a\udcffz", id="invalid UTF-8"),
+        pytest.param(b"a\xed\xa0\x80z", r"a\udced\udca0\udc80z", id="surrogate as UTF-8"),
+    ],
+)
+def test_text_that_json_cannot_carry_is_spelled_out_and_marked(tmp_path: Path, written: bytes, read: str) -> None:
+    found = stored(tmp_path, with_text(written), "escaped, payload ->> '$.messages[1].content', submission_text")
+    assert found == [(True, read, read)]
+
+
+def test_nul_survives_in_payload_and_column(tmp_path: Path) -> None:
+    found = stored(tmp_path, with_text(rb"a\u0000z"), "escaped, payload ->> '$.messages[1].content', submission_text")
+    assert found == [(False, "a\0z", "a\0z")]
+
+
+@pytest.mark.parametrize("raw", [b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400", b'"1.0"', b"true", b"null", b"{}"])
+def test_a_reward_that_is_no_finite_number_is_null_and_poisons_no_mean(tmp_path: Path, raw: bytes) -> None:
+    stored(tmp_path, with_reward(raw))
+    found = answer(tmp_path, "SELECT count(*), count(reward), avg(reward), max(reward) FROM rollout_scored")
+    assert found == [(2, 1, 1.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "reward"),
+    [(b"9223372036854775808", 2.0**63), (b"0", 0.0), (b"-0.0", 0.0), (b"1e-400", 0.0), (b"0.1", 0.1)],
+)
+def test_a_reward_that_is_a_number_is_kept(tmp_path: Path, raw: bytes, reward: float) -> None:
+    assert stored(tmp_path, with_reward(raw), "reward") == [(reward,)]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64, 10**30, -(2**63) - 1])
+def test_integers_beyond_64_bits_survive_in_the_payload(tmp_path: Path, number: int) -> None:
+    raw = Attempt().scored().to_json().replace(b'"prompt_tokens":10', b'"prompt_tokens":%d' % number)
+    found = stored(tmp_path, raw, "payload ->> '$.usage.prompt_tokens', prompt_tokens")
+    assert found == [(str(number), None)]
+
+
+def test_of_duplicate_keys_every_reader_sees_the_same(tmp_path: Path) -> None:
+    assert stored(tmp_path, with_reward(b'0.5,"reward":0.25'), "reward, payload ->> '$.reward'") == [(0.25, "0.25")]
+
+
+def test_other_spacing_is_no_reason_to_mark(tmp_path: Path) -> None:
+    body = json.dumps(json.loads(Attempt().scored().to_json()), indent=2).encode()
+    assert stored(tmp_path, body, "escaped, payload ->> '$.status'") == [(False, "completed")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        pytest.param(None, "a record without a value", id="tombstone"),
+        pytest.param(b"", "0 bytes that are not JSON", id="empty"),
+        pytest.param(b"{", "1 bytes that are not JSON", id="cut off"),
+        pytest.param(b"\xef\xbb\xbf{}", "5 bytes that are not JSON", id="byte order mark"),
+        pytest.param(b"[]", "a JSON list where an object was expected", id="list"),
+        pytest.param(b"null", "a JSON null where an object was expected", id="null"),
+        pytest.param(b"{}", "without a kind", id="no kind"),
+        pytest.param(b'{"kind":7}', "without a kind", id="kind of another type"),
+        pytest.param(b'{"kind":"RolloutScored","event_id":"x"}', "a RolloutScored without run_id", id="no ids"),
+        pytest.param(b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", "nested more than 254 deep", id="300 deep"),
+        pytest.param(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested more than 254 deep", id="200,000 deep"),
+        pytest.param(b'{"a":' + b"1" * 5_000 + b"}", "more than 4,300 digits", id="5,000 digits"),
+    ],
+)
+def test_what_is_no_event_is_a_dead_row_with_its_bytes_in_private(tmp_path: Path, raw: bytes | None, reason: str) -> None:
+    assert stored(tmp_path, raw) == []
+    found = answer(tmp_path, "SELECT topic, kafka_offset, bytes, reason FROM dead_rows")
+    assert found[0][:3] == ("rollouts.scored", 0, len(raw or b""))
+    assert reason in str(found[0][3])
+    with duckdb.connect(str(StoreFiles(tmp_path).private)) as private:
+        assert private.execute("SELECT value FROM raw_records").fetchall() == [(raw,)]
+
+
+def test_an_event_without_its_id_is_a_dead_row(tmp_path: Path) -> None:
+    body = orjson.loads(Attempt().scored().to_json())
+    del body["event_id"]
+    stored(tmp_path, orjson.dumps(body))
+    assert answer(tmp_path, "SELECT reason FROM dead_letters") == [("a RolloutScored without event_id",)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "version"),
+    [
+        ({"schema_version": 2}, "RolloutScored", 2),
+        ({"kind": "Later"}, "Later", 1),
+        ({"kind": "AgentStepped"}, "AgentStepped", 1),
+    ],
+)
+def test_an_event_of_another_version_or_kind_is_kept_and_counted(
+    tmp_path: Path, changes: dict[str, object], kind: str, version: int
+) -> None:
+    raw = orjson.dumps(orjson.loads(Attempt().scored().to_json()) | changes)
+    assert stored(tmp_path, raw) == []
+    found = answer(tmp_path, "SELECT topic, kind, schema_version, bytes FROM unknown_events")
+    assert found == [("rollouts.scored", kind, version, len(raw))]
+    with duckdb.connect(str(StoreFiles(tmp_path).private)) as private:
+        assert private.execute("SELECT value FROM raw_records").fetchall() == [(raw,)]
+
+
+def test_fields_of_newer_writers_are_kept_in_the_payload(tmp_path: Path) -> None:
+    raw = orjson.dumps(orjson.loads(Attempt().scored().to_json()) | {"novelty": [1]})
+    assert stored(tmp_path, raw, "payload ->> '$.novelty[0]'") == [("1",)]
+
+
+def test_a_task_in_another_form_has_no_ids_and_stays_private(tmp_path: Path) -> None:
+    log = Log()
+    raw = b'{"question": "1 + 1", "answer": "2"}'
+    with writing(tmp_path) as store:
+        store.apply([log.raw("tasks.in", raw), log.raw("tasks.in", b'{"kind":"TaskSubmitted","event_id":"x"}')])
+        store.publish()
+    assert answer(tmp_path, "SELECT run_id, group_id, payload FROM task_submitted") == [(None, None, None)] * 2
+    assert answer(tmp_path, "SELECT count(*) FROM tasks") == [(0,)]
+    with duckdb.connect(str(StoreFiles(tmp_path).private)) as private:
+        found = private.execute("SELECT payload ->> '$.answer' FROM task_rows ORDER BY kafka_offset").fetchall()
+    assert found == [("2",), (None,)]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(json_values)
+def test_any_json_object_that_python_writes_is_read_as_strict_json(value: object) -> None:
+    document = json_text.read(json.dumps({"value": value}).encode())
+    assert orjson.loads(document.text) == document.body
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_object_or_unreadable(raw: bytes) -> None:
+    try:
+        document = json_text.read(raw)
+    except Unreadable:
+        return
+    assert orjson.loads(document.text) == document.body
+
+
+@st.composite
+def mangled_events(draw: st.DrawFn) -> tuple[str, bytes | None]:
+    """An event with some of its fields replaced by anything, on any topic."""
+    topic = draw(st.sampled_from(CATALOGUE)).name
+    event = draw(st.sampled_from(Attempt().events()))
+    body: dict[str, object] = json.loads(event.to_json())
+    for name in draw(st.lists(st.sampled_from([*body, "new"]), max_size=4)):
+        body[name] = draw(json_values)
+    return topic, draw(st.sampled_from([json.dumps(body).encode(), None]) | st.binary(max_size=20))
+
+
+@settings(max_examples=200)
+@given(st.lists(mangled_events(), max_size=5))
+def test_every_record_is_accounted_for(records: list[tuple[str, bytes | None]]) -> None:
+    log = Log()
+    rows = decode([log.raw(topic, raw) for topic, raw in records])
+    positions = {(table, row[0], *row[-3:-1]) for table, found in rows.public.items() for row in found}
+    assert sum(len(found) for found in rows.public.values()) == len(positions) <= len(records)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(mangled_events(), min_size=1, max_size=30))
+def test_nothing_makes_apply_raise(records: list[tuple[str, bytes | None]]) -> None:
+    log = Log()
+    with tempfile.TemporaryDirectory() as folder, writing(Path(folder)) as store:
+        assert store.apply([log.raw(topic, raw) for topic, raw in records]) == len(records)
+        store.publish()
+        assert answer(Path(folder), "SELECT count(*) FROM events WHERE NOT json_valid(payload)") == [(0,)]

@@ -1,0 +1,210 @@
+"""Exactly once: whatever is delivered how often, and wherever a crash falls."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from rollstream.errors import UsageError
+from rollstream.store.projection import Store, StoreFiles
+from tests.events import CANARY, Attempt, Log, attempts, run_published, task_submitted
+from tests.stores import SETTINGS, answer, publish_events, writing
+
+EVENTS = "SELECT count(*), count(DISTINCT event_id) FROM events"
+
+
+def test_a_chain_of_events_becomes_one_row_each(tmp_path: Path) -> None:
+    task = task_submitted()
+    publish_events(tmp_path, run_published(), task, *Attempt(task).events())
+    kinds = answer(tmp_path, "SELECT kind, topic FROM events ORDER BY kind")
+    assert kinds == [
+        ("AgentStepped", "agent.steps"),
+        ("EpisodeCompleted", "episodes.completed"),
+        ("RolloutScored", "rollouts.scored"),
+        ("RunPublished", "runs.control"),
+        ("SessionReady", "sessions.ready"),
+        ("TaskSubmitted", "tasks.in"),
+        ("VerdictReached", "verdicts"),
+    ]
+
+
+def test_hot_columns_hold_what_the_event_says(tmp_path: Path) -> None:
+    attempt = Attempt(task_submitted(attempts=2), index=1, reward=0.25, components={"format": 0.25})
+    publish_events(tmp_path, *attempt.events())
+    columns = (
+        "rollout_id, session_id, group_index, reward, success, reward_components, prompt_tokens, calls, model, served_model"
+    )
+    assert answer(tmp_path, f"SELECT {columns} FROM rollouts") == [
+        (attempt.rollout, attempt.session, 1, 0.25, False, '{"format":0.25}', 10, 1, "small", "small-1b")
+    ]
+
+
+def test_records_below_the_stored_offset_are_skipped(tmp_path: Path) -> None:
+    batch = Log().records(*Attempt().events())
+    with writing(tmp_path) as store:
+        assert store.apply(batch) == 5
+        assert store.apply(batch) == 0
+        store.publish()
+    assert answer(tmp_path, EVENTS) == [(5, 5)]
+
+
+def test_a_redelivered_event_is_stored_once(tmp_path: Path) -> None:
+    log = Log()
+    attempt = Attempt()
+    with writing(tmp_path) as store:
+        assert store.apply(log.records(*attempt.events(), *attempt.events())) == 10
+        assert store.apply(log.records(*attempt.events())) == 5
+        store.publish()
+    assert answer(tmp_path, EVENTS) == [(5, 5)]
+
+
+def test_of_two_contents_under_one_id_the_first_by_offset_counts(tmp_path: Path) -> None:
+    first, second = Attempt(answer="first"), Attempt(answer="second")
+    log = Log()
+    with writing(tmp_path) as store:
+        store.apply(log.records(first.scored(), second.scored()))
+        store.apply(log.records(second.scored()))
+        store.publish()
+    assert answer(tmp_path, "SELECT submission FROM rollouts") == [("first",)]
+
+
+def test_a_task_published_again_much_later_is_recognised(tmp_path: Path) -> None:
+    task = task_submitted()
+    later = task.model_copy(
+        update={"occurred_at": task.occurred_at.replace(year=2027), "caused_at": task.caused_at.replace(year=2027)}
+    )
+    publish_events(tmp_path, task, later)
+    assert answer(tmp_path, "SELECT count(*) FROM tasks") == [(1,)]
+
+
+def test_offsets_are_by_topic_and_partition_and_survive_reopening(tmp_path: Path) -> None:
+    log = Log()
+    attempt = Attempt()
+    with writing(tmp_path) as store:
+        store.apply([*log.records(*attempt.events()), log.raw("verdicts", b"{}", partition=7)])
+        offsets = store.offsets()
+    assert offsets[("verdicts", 0)] == 1
+    assert offsets[("verdicts", 7)] == 1
+    with writing(tmp_path) as store:
+        assert store.offsets() == offsets
+
+
+def test_a_failed_batch_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = Log()
+    good = log.records(*Attempt().events())
+    bad = log.record(Attempt(index=1).scored())
+    unfit = replace(bad, partition=2**40)
+    with writing(tmp_path) as store:
+        with pytest.raises(pa.ArrowInvalid):
+            store.apply([*good, unfit])
+        assert store.offsets() == {}
+        assert store.apply(good) == 5
+        store.publish()
+    assert answer(tmp_path, EVENTS) == [(5, 5)]
+
+
+def test_a_crash_between_the_two_files_keeps_private_rows_single(tmp_path: Path) -> None:
+    files = StoreFiles(tmp_path)
+    batch = Log().records(task_submitted(), *Attempt().events())
+    with writing(tmp_path):
+        pass
+    before = shutil.copy(files.public, tmp_path / "before.duckdb")
+    with writing(tmp_path) as store:
+        store.apply(batch)
+    shutil.copy(before, files.public)
+    with writing(tmp_path) as store:
+        assert store.apply(batch) == 6
+    with duckdb.connect(str(files.private)) as private:
+        assert private.execute("SELECT count(*) FROM task_rows").fetchall() == [(1,)]
+
+
+def test_a_second_writer_is_refused_and_told_who_writes(tmp_path: Path) -> None:
+    with writing(tmp_path), pytest.raises(UsageError, match=f"being written by process {os.getpid()}"):
+        Store.open(tmp_path, SETTINGS)
+    with writing(tmp_path):
+        pass
+
+
+def test_a_store_of_an_older_schema_is_set_aside_and_begun_anew(tmp_path: Path) -> None:
+    publish_events(tmp_path, *Attempt().events())
+    with duckdb.connect(str(StoreFiles(tmp_path).public)) as connection:
+        connection.execute("UPDATE schema_version SET version = 0")
+    with writing(tmp_path) as store:
+        assert store.offsets() == {}
+    assert (tmp_path / "store" / "store.old.duckdb").is_file()
+
+
+def test_a_store_without_its_private_file_is_begun_anew(tmp_path: Path) -> None:
+    publish_events(tmp_path, *Attempt().events())
+    StoreFiles(tmp_path).private.unlink()
+    with writing(tmp_path) as store:
+        assert store.offsets() == {}
+
+
+def test_a_store_of_a_newer_rollstream_is_refused(tmp_path: Path) -> None:
+    publish_events(tmp_path, *Attempt().events())
+    with duckdb.connect(str(StoreFiles(tmp_path).public)) as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(UsageError, match="newer rollstream"):
+        Store.open(tmp_path, SETTINGS)
+
+
+def test_grading_data_stays_in_the_private_file(tmp_path: Path) -> None:
+    publish_events(tmp_path, task_submitted())
+    with duckdb.connect(str(StoreFiles(tmp_path).private)) as private:
+        assert private.execute("SELECT payload ->> '$.row.expected_answer' FROM task_rows").fetchall() == [(CANARY,)]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.events import Attempt, Log, task_submitted
+from tests.stores import SETTINGS
+from rollstream.store.projection import Store
+
+store = Store.open(Path(sys.argv[1]), SETTINGS)
+print("open", flush=True)
+log = Log()
+for number in range(100):
+    task = task_submitted(f"task-{number}")
+    store.apply(log.records(task, *Attempt(task).events()))
+    if number % 10 == 9:
+        store.publish()
+store.publish()
+print("done", flush=True)
+"""
+
+
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_doubled(tmp_path: Path) -> None:
+    # The writer builds the same log each time and begins at offset 0, as if every record were delivered again.
+    moments = random.Random(7)
+    kills = 0
+    for attempt in range(9):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "open\n"
+            try:
+                writer.wait(timeout=0.05 + moments.random() * 0.5 if attempt < 8 else 120)
+            except subprocess.TimeoutExpired:
+                writer.send_signal(signal.SIGKILL)
+                kills += 1
+    assert kills > 4
+    assert answer(tmp_path, EVENTS) == [(600, 600)]
+    assert answer(tmp_path, "SELECT sum(next_offset) FROM lag") == [(600,)]
+    with duckdb.connect(str(StoreFiles(tmp_path).private)) as private:
+        assert private.execute("SELECT count(*), count(DISTINCT group_id) FROM task_rows").fetchall() == [(100, 100)]
+
+
+def test_every_attempt_of_a_group_is_one_rollout(tmp_path: Path) -> None:
+    task = task_submitted(attempts=3)
+    publish_events(tmp_path, task, *(event for attempt in attempts(task, 1.0, 0.0, 0.0) for event in attempt.events()))
+    assert answer(tmp_path, "SELECT environment, count(*), avg(reward) FROM rollouts GROUP BY 1") == [("math", 3, 1 / 3)]

@@ -1,0 +1,220 @@
+"""What the views say, against numbers worked out by hand or by another method."""
+
+import random
+import tempfile
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import comb
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollstream.store.counting import that_count
+from schemas.envelope import Event
+from schemas.episode import EpisodeTiming
+from schemas.failure import ErrorInfo
+from schemas.rollout import RolloutScored
+from schemas.values import Usage
+from tests.events import Attempt, Log, at, attempts, run_published, task_submitted
+from tests.stores import answer, publish_events, writing
+
+
+def two_groups() -> list[Event]:
+    """Group A: four attempts, rewards 1, 0, 0.5 and a failure. Group B: four attempts, rewards 1 and 1, two still out."""
+    a, b = task_submitted("a", attempts=4), task_submitted("b", attempts=4)
+    events: list[Event] = [run_published(groups=2, attempts=4), a, b]
+    for attempt in (*attempts(a, 1.0, 0.0, 0.5), *attempts(b, 1.0, 1.0)):
+        events += attempt.events()
+    lost = Attempt(a, index=3)
+    return [*events, lost.ready(), lost.failed(), Attempt(b, index=2).ready()]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_events(tmp_path_factory.mktemp("store"), *two_groups())
+
+
+def test_a_mean_reward_leaves_failed_attempts_out(store: Path) -> None:
+    found = answer(store, "SELECT environment, count(*), count(reward), avg(reward) FROM rollouts GROUP BY 1")
+    assert found == [("math", 6, 5, 0.7)]
+
+
+def test_groups_tell_what_is_missing(store: Path) -> None:
+    columns = "task_id, size, ended, scored, succeeded, errored, cancelled, complete, mean_reward"
+    assert answer(store, f"SELECT {columns} FROM groups ORDER BY task_id") == [
+        ("a", 4, 4, 3, 1, 1, 0, True, 0.5),
+        ("b", 4, 2, 2, 2, 0, 0, False, 1.0),
+    ]
+
+
+def test_pass_at_k_is_over_scored_attempts_and_says_how_many_those_are(store: Path) -> None:
+    # Group A: 1 of 3 succeeded; group B: 2 of 2. pass@2 of A is 1 - C(2,2)/C(3,2) = 2/3. Nobody has four scored.
+    found = answer(store, "SELECT k, pass_at_k, groups_estimated, groups, coverage FROM pass_at_k")
+    assert found == [
+        (1, pytest.approx((1 / 3 + 1) / 2), 2, 2, 5 / 8),
+        (2, pytest.approx((2 / 3 + 1) / 2), 2, 2, 5 / 8),
+        (4, None, 0, 2, 5 / 8),
+    ]
+
+
+def test_failures_say_where_and_why(store: Path) -> None:
+    columns = "task_id, error_stage, error_kind, error_retryable, error_message"
+    found = answer(store, f"SELECT {columns} FROM failures")
+    assert found == [("a", "agent", "model_unavailable", True, "the model server answered 503")]
+
+
+def test_runs_attempted_is_what_the_manifest_promised(store: Path) -> None:
+    columns = "run_id, dataset, harness, model, groups, attempted, ended, scored, succeeded, errored, mean_reward"
+    assert answer(store, f"SELECT {columns} FROM runs") == [("run-1", "sums", "chat", "small", 2, 8, 6, 5, 3, 1, 0.7)]
+
+
+def test_usage_is_of_every_recorded_call(store: Path) -> None:
+    columns = "model, role, calls, rollouts, prompt_tokens, completion_tokens, model_s"
+    assert answer(store, f"SELECT {columns} FROM usage") == [("small-1b", "policy", 5, 5, 50, 25, 7.5)]
+
+
+def test_trajectories_have_the_messages(store: Path) -> None:
+    found = answer(
+        store, "SELECT messages ->> '$[1].content', len(messages -> '$[*]') FROM trajectories WHERE status = 'completed'"
+    )
+    assert found == [("It is 2.", 2)] * 5
+
+
+def test_lag_is_by_partition(tmp_path: Path) -> None:
+    log = Log()
+    with writing(tmp_path) as store:
+        store.apply(log.records(*Attempt().events()), {("verdicts", 0): 4})
+        store.publish()
+    found = answer(tmp_path, "SELECT topic, next_offset, end_offset, behind FROM lag WHERE end_offset IS NOT NULL")
+    assert found == [("verdicts", 1, 4, 3)]
+
+
+def test_a_run_without_manifest_is_as_large_as_its_tasks(tmp_path: Path) -> None:
+    publish_events(tmp_path, *two_groups()[1:])
+    assert answer(tmp_path, "SELECT groups, attempted, ended FROM runs") == [(2, 8, 6)]
+
+
+def test_a_record_made_of_headers_alone_gets_its_task_from_its_group(tmp_path: Path) -> None:
+    task = task_submitted(attempts=2)
+    lost = Attempt(task)
+    publish_events(tmp_path, task, lost.failed().model_copy(update={"task": None}))
+    found = answer(tmp_path, "SELECT dataset, split, task_id, harness, model, submitted_at FROM rollouts")
+    assert found == [("sums", "test", "task-1", "chat", "small", at(0).replace(tzinfo=None))]
+
+
+def test_a_bare_tasks_group_is_known_by_its_session(tmp_path: Path) -> None:
+    attempt = Attempt(task_submitted(attempts=3))
+    publish_events(tmp_path, attempt.ready())
+    found = answer(tmp_path, "SELECT task_id, size, harness, ended, complete FROM groups")
+    assert found == [("task-1", 3, "chat", 0, False)]
+
+
+def test_a_regrade_counts_over_the_first_verdict(tmp_path: Path) -> None:
+    first, again = Attempt(reward=0.0), Attempt(reward=1.0)
+    publish_events(tmp_path, *first.events(), again.verdict(revision=1), again.scored(revision=1))
+    assert answer(tmp_path, "SELECT revision, reward FROM rollouts") == [(1, 1.0)]
+
+
+def test_a_resumed_round_counts_over_an_earlier_failure_and_its_late_score(tmp_path: Path) -> None:
+    first = Attempt(round_=0, reward=0.0)
+    second = Attempt(round_=1, reward=1.0)
+    late = first.scored(revision=3)
+    publish_events(tmp_path, first.failed(), second.scored(), late)
+    assert answer(tmp_path, "SELECT round, reward FROM rollouts") == [(1, 1.0)]
+
+
+def test_steps_that_do_not_belong_to_the_counting_trajectory_are_told_apart(tmp_path: Path) -> None:
+    lost, kept = Attempt(round_=0), Attempt(round_=1)
+    stray = kept.stepped().model_copy(update={"event_id": "b3c1b2a6-0000-4000-8000-000000000000", "index": 9})
+    publish_events(tmp_path, lost.stepped(), lost.failed(), *kept.events(), stray)
+    found = answer(tmp_path, "SELECT round, step_index, counts FROM steps ORDER BY round, step_index")
+    assert found == [(0, 0, False), (1, 0, True), (1, 9, False)]
+
+
+def test_a_truncated_attempt_is_scored_and_a_cancelled_one_is_not(tmp_path: Path) -> None:
+    task = task_submitted(attempts=2)
+    cut = Attempt(task, stop_reason="max_steps", reward=0.0)
+    ended = Attempt(task, index=1).failed()
+    cancelled = ended.model_copy(update={"status": "cancelled", "error": None, "stop_reason": "cancelled"})
+    publish_events(tmp_path, task, *cut.events(), cancelled)
+    found = answer(tmp_path, "SELECT ended, scored, succeeded, errored, cancelled, complete FROM groups")
+    assert found == [(2, 1, 0, 0, 1, True)]
+    assert answer(tmp_path, "SELECT count(*) FROM failures") == [(0,)]
+
+
+def test_a_rollouts_own_times_and_tokens_are_columns(tmp_path: Path) -> None:
+    timing = EpisodeTiming(queued_s=1.25, agent_s=3.0, model_s=2.0)
+    attempt = replace(
+        Attempt(), timing=timing, verify_s=0.75, usage=Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
+    )
+    publish_events(tmp_path, *attempt.events())
+    columns = "queued_s, agent_s, model_s, verify_s, prompt_tokens, completion_tokens, cached_tokens"
+    assert answer(tmp_path, f"SELECT {columns} FROM rollouts") == [(1.25, 3.0, 2.0, 0.75, 7, 3, 2)]
+
+
+def test_an_artifact_is_the_submission(tmp_path: Path) -> None:
+    scored = Attempt().scored()
+    assert scored.submission is not None
+    patched = scored.model_copy(update={"submission": scored.submission.model_copy(update={"artifact": "diff --git a b"})})
+    publish_events(tmp_path, patched)
+    assert answer(tmp_path, "SELECT submission FROM rollouts") == [("diff --git a b",)]
+
+
+def test_the_estimator_equals_exact_fractions(store: Path) -> None:
+    cases = [(n, c, k) for n in range(1, 13) for c in range(n + 1) for k in range(1, n + 1)]
+    values = ", ".join(f"({n}, {c}, {k})" for n, c, k in cases)
+    found = answer(store, f"SELECT n, c, k, pass_at_k(n, c, k) FROM (VALUES {values}) AS t(n, c, k)")
+    for n, c, k, estimate in found:
+        exact = 1 - Fraction(comb(n - c, k), comb(n, k))  # type: ignore[operator, arg-type]
+        assert estimate == pytest.approx(float(exact), abs=1e-12), (n, c, k)
+
+
+def test_fewer_attempts_than_k_give_no_estimate(store: Path) -> None:
+    assert answer(store, "SELECT pass_at_k(3, 3, 4), pass_at_k(3, 0, 3)") == [(None, 0.0)]
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal record, as far as the rule looks at it."""
+
+    rollout_id: str
+    round: int
+    revision: int
+    partition: int
+    offset: int
+    reward: float
+
+
+terminals = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(terminals, st.randoms(use_true_random=False))
+def test_the_view_and_the_rule_agree(drawn: list[tuple[int, int, int, int]], order: random.Random) -> None:
+    log = Log()
+    task = task_submitted(attempts=4)
+    records, told = [], []
+    for number, (index, round_, revision, partition) in enumerate(drawn):
+        event = terminal_record(Attempt(task, index=index, round_=round_), revision, number)
+        record = log.raw("rollouts.scored", event.to_json(), partition=partition)
+        records.append(record)
+        told.append(Terminal(event.rollout, round_, revision, record.partition, record.offset, float(number)))
+    expected = {(each.rollout_id, each.round, each.revision, each.reward) for each in that_count(told).values()}
+    order.shuffle(told)
+    assert {(each.rollout_id, each.round, each.revision, each.reward) for each in that_count(told).values()} == expected
+    with tempfile.TemporaryDirectory() as folder, writing(Path(folder)) as store:
+        store.apply(records)
+        store.publish()
+        found = answer(Path(folder), "SELECT rollout_id, round, revision, reward FROM rollouts")
+    assert set(found) == expected
+
+
+def terminal_record(attempt: Attempt, revision: int, number: int) -> RolloutScored:
+    """A terminal record with an id of its own, so that only the counting rule tells records of a session apart."""
+    error = ErrorInfo(kind="x", stage="agent", message="x", retryable=False)
+    record = RolloutScored.of_failure(attempt.ready(), error, at(1))
+    return record.model_copy(update={"event_id": f"terminal-{number}", "revision": revision, "reward": float(number)})

@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 
-.PHONY: help demo test check bench constraints clean
+.PHONY: help demo test check bench chaos constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,12 @@ check: $(DEV) ## check format, lint, types, import rules and contracts
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/contract
 
-bench: $(DEV) ## measure the pipeline
+bench: $(DEV) ## measure the pipeline, and what lanes cost
 	@$(BIN)/python -m performance.pipeline
+	@$(BIN)/python -m performance.lanes
+
+chaos: $(DEV) ## kill workers and brokers for a quarter of an hour; SEED=7 for another way to do it
+	CHAOS_FULL=1 CHAOS_SEED=$(or $(SEED),1) $(BIN)/pytest -s tests/chaos
 
 constraints: $(DEV) ## write the versions in .venv down as the ones to install
 	$(BIN)/pip freeze --exclude-editable > constraints.txt

@@ -24,7 +24,7 @@ from rollstream.environments.intake import Unreadable, normalise_row
 from rollstream.errors import Refused, UsageError
 from rollstream.eventlog.producer import Publisher
 from rollstream.harnesses import KNOWN_HARNESSES, check_composition
-from rollstream.runs import known_runs, published_groups
+from rollstream.runs import Runs, published_groups, read_runs
 from rollstream.settings import Settings
 from schemas import identities
 from schemas.run import DatasetManifest, RunPublished
@@ -94,6 +94,8 @@ class Published:
     """Groups that stood on the log before."""
     resumed: bool
     """Whether the run was announced before."""
+    held_up: str = ""
+    """Why the run does not go on, and what to do about it; empty when nothing holds it up."""
 
 
 class RunDiffers(UsageError):
@@ -104,6 +106,16 @@ class RunDiffers(UsageError):
         super().__init__(
             f"run {run} exists and is another experiment (published -> now):\n{lines}\n"
             "choose another name with --run, or publish exactly what was published"
+        )
+
+
+class RunIsOver(UsageError):
+    """The run was cancelled."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"run {run} is cancelled, and nobody would run more of its tasks: `rollstream resume {run}` first, "
+            "or choose another name with --run"
         )
 
 
@@ -249,9 +261,12 @@ async def publish_run(
 
     Raises:
         RunDiffers: the run exists with another manifest.
+        RunIsOver: the run was cancelled, and is to get tasks that nobody would run.
         UsageError: the file changed between the two passes.
     """
-    known = (await known_runs(bootstrap, settings.kafka)).get(request.run)
+    runs = await read_runs(bootstrap, settings.kafka)
+    known = runs.known.get(request.run)
+    cancelled = runs.states.cancelled(request.run)
     present: Mapping[str, int] = {}
     if known is None:
         # Before the tasks: whoever sees one of them can know how many there will be.
@@ -263,6 +278,8 @@ async def publish_run(
     sent = already = 0
     for batch in _batches(tasks_of(request, settings, plan.manifest.occurred_at)):
         missing = [task for task in batch if task.group not in present]
+        if missing and cancelled:
+            raise RunIsOver(request.run)
         await publisher.publish(missing)
         sent, already = sent + len(missing), already + len(batch) - len(missing)
         advance(len(batch))
@@ -271,7 +288,14 @@ async def publish_run(
             f"{request.path} changed while it was published: it had {plan.manifest.groups} tasks and now has {sent + already}; "
             "publish it again under another name"
         )
-    return Published(sent, already, resumed=known is not None)
+    return Published(sent, already, resumed=known is not None, held_up=_held_up(request.run, runs))
+
+
+def _held_up(run: str, runs: Runs) -> str:
+    if runs.states.cancelled(run):
+        return f"is cancelled: `rollstream resume {run} --cancelled` drives it again"
+    pause = runs.states.paused(run)
+    return "" if pause is None else f"is paused: {pause.reason}"
 
 
 def _batches(rows: Iterator[Accepted | Refusal]) -> Iterator[list[TaskSubmitted]]:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
-from schemas.failure import DeadLettered
+from schemas.failure import DeadLettered, DeadLetterSettled
 from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.run import RunCancelled, RunPaused, RunPublished, RunResumed
@@ -29,6 +29,7 @@ EVENTS: dict[str, type[Event]] = {
     "RolloutScored": RolloutScored,
     "RetryScheduled": RetryScheduled,
     "DeadLettered": DeadLettered,
+    "DeadLetterSettled": DeadLetterSettled,
 }
 
 E = TypeVar("E", bound=Event)

@@ -91,6 +91,9 @@ class DeadLettered(Event):
             rollout=rollout,
         )
 
+    def original_header_pairs(self) -> Headers:
+        return [(name, b64decode(value)) for name, value in self.original_headers]
+
     def original_bytes(self) -> bytes | None:
         return None if self.original_value is None else b64decode(self.original_value)
 
@@ -107,6 +110,28 @@ class DeadLettered(Event):
             ("original_topic", self.topic.encode()),
             *((name, value.encode()) for name, value in extra if value is not None),
         ]
+
+
+class DeadLetterSettled(Event):
+    """Somebody dealt with a dead letter: it is no longer on the list of those that wait for a decision."""
+
+    kind: Literal["DeadLetterSettled"] = "DeadLetterSettled"
+    letter: Name
+    """Id of the DeadLettered."""
+    how: Literal["replayed", "discarded"]
+    run: str | None = None
+
+    @classmethod
+    def create(cls, letter: DeadLettered, how: Literal["replayed", "discarded"]) -> "DeadLetterSettled":
+        at = now()
+        name = event_id("DeadLetterSettled", letter.event_id, how)
+        return cls(event_id=name, occurred_at=at, caused_at=letter.occurred_at, letter=letter.event_id, how=how, run=letter.run)
+
+    def key(self) -> bytes:
+        return self.letter.encode()
+
+    def headers(self) -> Headers:
+        return [*super().headers(), *([] if self.run is None else [("run_id", self.run.encode())])]
 
 
 def _kept(headers: list[tuple[str, bytes]]) -> list[tuple[str, str]]:

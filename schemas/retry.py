@@ -47,4 +47,9 @@ class RetryScheduled(SessionEvent):
         return self.rollout.encode()
 
     def headers(self) -> Headers:
-        return [*super().headers(), ("stage", self.stage.encode())]
+        return [
+            *super().headers(),
+            ("stage", self.stage.encode()),
+            ("next_round", b"%d" % self.next_round),
+            ("next_try", b"%d" % self.next_try),
+        ]

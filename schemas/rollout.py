@@ -155,3 +155,18 @@ class RolloutScored(Event, SessionIds):
             success=None,
             mask=Mask(loss=True, baseline=True, reason=error.kind),
         )
+
+    @classmethod
+    def of_cancellation(cls, ids: SessionIds, caused_at: datetime) -> "RolloutScored":
+        """The terminal record of an attempt that was called off: no reward, masked twice."""
+        return cls(
+            event_id=terminal_event_id(ids.session),
+            occurred_at=now(),
+            caused_at=caused_at,
+            **ids.ids(),
+            status="cancelled",
+            stop_reason="cancelled",
+            reward=None,
+            success=None,
+            mask=Mask(loss=True, baseline=True, reason="cancelled"),
+        )

@@ -1,6 +1,6 @@
 """Tasks as they stand on `tasks.in`: one record a group."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schemas import identities
 from schemas.envelope import Event, Headers, SessionIds, now
-from schemas.values import Composition, EpisodeLimits, GroupRef, JsonObject, Name, TaskRef
+from schemas.values import Composition, EpisodeLimits, GroupRef, JsonObject, Name, TaskRef, Value
 
 
 class TaskSubmitted(Event):
@@ -76,3 +76,36 @@ def first_sessions(run: str, group: str, size: int, environment: str, task: Task
             session=identities.session_id(rollout, 0, 0),
             environment=environment,
         )
+
+
+class Redrive(Value):
+    """What the headers of a task record say that was published again, byte for byte, for some of its attempts only.
+
+    Headers, because the bytes may be a task in anybody's form, and its ids come out of them.
+    """
+
+    round: Annotated[int, Field(ge=0)]
+    indices: frozenset[int]
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> "Redrive | None":
+        """None for a record that is there for the first time, and so for all its attempts.
+
+        Raises:
+            ValueError: the headers are garbage.
+        """
+        if "redrive_round" not in headers:
+            return None
+        indices = headers.get("redrive_indices", "").split(",")
+        return cls(round=int(headers["redrive_round"]), indices=frozenset(int(index) for index in indices))
+
+    def headers(self) -> Headers:
+        indices = ",".join(str(index) for index in sorted(self.indices))
+        return [("redrive_round", b"%d" % self.round), ("redrive_indices", indices.encode())]
+
+    def sessions(self, first: Iterable[SessionIds]) -> Iterator[SessionIds]:
+        """Of the first sessions of a group, those that are asked for, in the round that is asked for."""
+        for ids in first:
+            if ids.group.index in self.indices:
+                session = identities.session_id(ids.rollout, self.round, 0)
+                yield ids.model_copy(update={"session": session, "round": self.round})

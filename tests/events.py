@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from rollstream.eventlog.reading import Record
+from rollstream.eventlog.retries import schedule
 from schemas import identities
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted, EpisodeTiming, StopReason
 from schemas.failure import ErrorInfo
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.run import DatasetManifest, RunPublished
 from schemas.session import SessionReady, Submission
@@ -175,6 +177,19 @@ class Attempt:
             duration_s=self.verify_s,
             **self.ids(),
         )
+
+    def retry(self, *, next_round: int | None = None, failures: int = 1) -> RetryScheduled:
+        """Its session failed on the agent's side, and is to be followed by another one."""
+        cause = ErrorInfo(kind="model_unavailable", stage="agent", message="503", retryable=True)
+        planned = schedule(self.ready(), cause, failures=failures, delay_s=2.0, at=at(6), worker="agent_worker@host:1")
+        if next_round is None:
+            return planned
+        return planned.model_copy(update={"next_round": next_round, "next_try": 0})
+
+    def verification_retry(self) -> RetryScheduled:
+        """Its episode could not be verified, and is to be verified again."""
+        cause = ErrorInfo(kind="grader_crashed", stage="verification", message="died", retryable=True)
+        return schedule(self.completed(), cause, failures=1, delay_s=2.0, at=at(6), worker="verifier_worker@host:1")
 
     def scored(self, revision: int = 0) -> RolloutScored:
         record = RolloutScored.of_verdict(self.completed(), self.verdict(revision))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
-from schemas.failure import DeadLettered
+from schemas.failure import DeadLettered, DeadLetterSettled
 from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.run import RunCancelled, RunPaused, RunPublished, RunResumed
@@ -91,8 +91,9 @@ RUNS_CONTROL = Topic(
 )  # fmt: skip
 DEAD_LETTERS = Topic(
     "dead.letters", DeadLettered, "the original key", "single",
-    ("env_worker", "agent_worker", "verifier_worker", "store_worker"), ("cli", "store_worker"),
+    ("env_worker", "agent_worker", "verifier_worker", "store_worker", "cli"), ("cli", "store_worker"),
     "Records that nobody could handle: original bytes and headers, and why.",
+    also=(DeadLetterSettled,),
 )  # fmt: skip
 
 CATALOGUE: tuple[Topic, ...] = (

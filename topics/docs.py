@@ -13,7 +13,7 @@ def table() -> str:
     lines = ["| Topic | Event | Key | Partitions | Written by | Read by |", "|---|---|---|---|---|---|"]
     for topic in CATALOGUE:
         partitions = "1" if topic.partitioning == "single" else "`kafka.partitions`"
-        schema = f"[{topic.event.__name__}](../schemas/snapshots/{topic.event.__name__}.json)"
+        schema = ", ".join(f"[{event.__name__}](../schemas/snapshots/{event.__name__}.json)" for event in topic.events)
         writers, readers = ", ".join(topic.written_by), ", ".join(topic.read_by)
         key = f"`{topic.key}`" if topic.key.isidentifier() else topic.key
         lines.append(f"| `{topic.name}` | {schema} | {key} | {partitions} | {writers} | {readers} |")

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rollstream.errors import UsageError
@@ -43,6 +44,15 @@ def table(*columns: str) -> Table:
     for number, name in enumerate(columns):
         made.add_column(name, no_wrap=number == 0, overflow="fold")
     return made
+
+
+@contextmanager
+def progress_bar(doing: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; nothing elsewhere, where the summary is enough."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+        bar = progress.add_task(doing, total=total)
+        yield lambda count: progress.advance(bar, count)
 
 
 def read_settings(data_dir: Path | None = None, config: Path | None = None) -> Settings:

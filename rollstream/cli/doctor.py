@@ -26,7 +26,10 @@ from rollstream.eventlog import provisioning
 from rollstream.eventlog.connection import connect_admin
 from rollstream.eventlog.groups import GroupState, open_groups
 from rollstream.eventlog.provisioning import TopicState
+from rollstream.runs import read_runs
 from rollstream.settings import ModelSettings, Settings
+from schemas.run import RunPaused
+from topics.catalogue import ROLLOUTS_RETRIES, RUNS_CONTROL
 
 GIB = 1024**3
 MIN_FREE_GIB = 1
@@ -72,25 +75,30 @@ def all_checks(settings: Settings) -> Iterator[Check]:
     yield disk_check(home(settings))
     try:
         bootstrap = find_broker(settings)
-        topics, groups = asyncio.run(_ask_broker(bootstrap, settings))
+        topics, groups, paused = asyncio.run(_ask_broker(bootstrap, settings))
     except BrokerUnavailable as error:
         yield Check("broker", False, str(error), "rollstream up")
     else:
         yield Check("broker", True, _described(bootstrap, settings))
         yield topics_check(topics, settings)
         yield from map(group_check, groups)
+        yield from map(pause_check, paused)
     yield from _model_checks(settings)
     yield snapshot_check(home(settings) / SNAPSHOT, time.time())
 
 
-async def _ask_broker(bootstrap: str, settings: Settings) -> tuple[list[TopicState], list[GroupState]]:
+async def _ask_broker(bootstrap: str, settings: Settings) -> tuple[list[TopicState], list[GroupState], list[RunPaused]]:
     admin = await connect_admin(bootstrap)
     try:
         topics = await provisioning.describe(admin, settings.kafka)
     finally:
         await admin.close()
     async with open_groups(bootstrap, settings.kafka) as groups:
-        return topics, await groups.describe()
+        states = await groups.describe()
+    # Asked last, and only of a topic that is there: asking for a missing one may create it.
+    has_runs = any(state.topic is RUNS_CONTROL and state.partitions for state in topics)
+    paused = (await read_runs(bootstrap, settings.kafka)).states.paused_runs() if has_runs else {}
+    return topics, states, list(paused.values())
 
 
 def _described(bootstrap: str, settings: Settings) -> str:
@@ -133,10 +141,16 @@ def topics_check(states: list[TopicState], settings: Settings) -> Check:
 
 def group_check(state: GroupState) -> Check:
     """Whether somebody consumes a topic, and how much waits there."""
-    waiting = "" if not state.lag else f", {state.lag} records open"
     topic = state.consumption.topic.name
+    what = "retries waiting or under way" if state.consumption.topic is ROLLOUTS_RETRIES else "records open"
+    waiting = "" if not state.lag else f", {state.lag} {what}"
     found = f"{len(state.members)} on {topic}{waiting}" if state.members else f"nobody consumes {topic}{waiting}"
     return Check(state.consumption.worker, bool(state.members), found, "rollstream up")
+
+
+def pause_check(pause: RunPaused) -> Check:
+    """A run that waits for somebody."""
+    return Check(f"run {pause.run}", False, f"paused: {pause.reason}", f"rollstream resume {pause.run}", required=False)
 
 
 def _model_checks(settings: Settings) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import rollstream
 
-START, STEPS, RESULTS, UPKEEP = "Start here", "Step by step", "Results", "Upkeep"
+START, STEPS, RESULTS, RUNS, UPKEEP = "Start here", "Step by step", "Results", "Runs that go wrong", "Upkeep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,22 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("report", "rollstream.cli.report:report", "Print the numbers of a run: reward, pass@k, failures, usage.", RESULTS),
     Entry("show", "rollstream.cli.show:show", "Print trajectories readably.", RESULTS),
     Entry("sql", "rollstream.cli.sql:sql", "Ask the published store anything, in SQL.", RESULTS),
+    Entry("audit", "rollstream.cli.audit:audit", "Prove from the log that every attempt of a run ended exactly once.", RUNS),
+    Entry(
+        "cancel", "rollstream.cli.cancel:cancel", "End a run: what has not ended is stopped, and recorded as cancelled.", RUNS
+    ),
+    Entry(
+        "resume",
+        "rollstream.cli.resume:resume",
+        "Let a paused or cancelled run go on, and drive its errored attempts again in a new round.",
+        RUNS,
+    ),
+    Entry(
+        "dead-letters",
+        "rollstream.cli.dead_letters:app",
+        "Look at records that nobody could handle, and replay or discard them.",
+        RUNS,
+    ),
     Entry("topics", "rollstream.cli.topics:app", "List, create and describe the topics.", UPKEEP),
     Entry("broker", "rollstream.cli.broker:app", "Start, stop and look at the embedded Kafka of a data directory.", UPKEEP),
     Entry("doctor", "rollstream.cli.doctor:doctor", "Check everything a run needs, with a remedy for what is missing.", UPKEEP),

@@ -15,6 +15,9 @@ from schemas.values import GroupRef, Reward, Usage, Value
 
 RATE_WINDOW_S = 30.0
 
+Session = tuple[int, int]
+"""Round and try."""
+
 
 class Outcome(Value):
     """What progress needs of a RolloutScored; the rest of it can be large."""
@@ -67,6 +70,8 @@ class Snapshot:
     """Of those that were scored."""
     tokens: int
     """That the models wrote and read."""
+    waiting: int = 0
+    """Not terminal, and waiting to be tried again."""
 
     @property
     def is_complete(self) -> bool:
@@ -83,7 +88,8 @@ class RunProgress:
     def __init__(self, expected: int | None) -> None:
         self._expected = expected
         self._group_sizes: dict[str, int] = {}
-        self._seeded: set[str] = set()
+        self._seeded: dict[str, Session] = {}
+        self._retries: dict[str, tuple[Session, bool]] = {}
         self._outcomes: dict[str, _Counted] = {}
         self._finished_at: deque[float] = deque()
 
@@ -91,8 +97,15 @@ class RunProgress:
         """A group of the run exists, with so many attempts."""
         self._group_sizes[group] = size
 
-    def rollout_seeded(self, rollout: str) -> None:
-        self._seeded.add(rollout)
+    def rollout_seeded(self, rollout: str, session: Session = (0, 0)) -> None:
+        """A session of an attempt was opened."""
+        self._seeded[rollout] = max(session, self._seeded.get(rollout, session))
+
+    def retry_scheduled(self, rollout: str, following: Session, *, verification: bool = False) -> None:
+        """An attempt is to go on with session `following`, or to have it verified again."""
+        known = self._retries.get(rollout)
+        if known is None or (following, verification) >= known:
+            self._retries[rollout] = following, verification
 
     def rollout_ended(self, outcome: Outcome, at_s: float) -> None:
         """A terminal record, in the order of its partition; `at_s` is the log's own time of it."""
@@ -113,7 +126,10 @@ class RunProgress:
     def snapshot(self, now_s: float) -> Snapshot:
         """Where the run stands at `now_s`, a Unix time."""
         total = sum(self._group_sizes.values()) if self._expected is None else self._expected
-        done = len(self._outcomes)
+        # A resumed attempt has an outcome of an earlier round, and is on its way again.
+        going_on = {rollout for rollout, outcome in self._outcomes.items() if self._newest_round(rollout) > outcome.round}
+        done = len(self._outcomes) - len(going_on)
+        running = len((self._seeded.keys() | going_on) - (self._outcomes.keys() - going_on))
         rate = self._rate(now_s)
         statuses = Counter(outcome.status for outcome in self._outcomes.values())
         rewards = [outcome.reward for outcome in self._outcomes.values() if outcome.reward is not None]
@@ -121,8 +137,8 @@ class RunProgress:
         return Snapshot(
             total=total,
             done=done,
-            seeded=len(self._seeded | self._outcomes.keys()),
-            running=len(self._seeded - self._outcomes.keys()),
+            seeded=len(self._seeded.keys() | self._outcomes.keys()),
+            running=running,
             failed=statuses["errored"] + statuses["cancelled"],
             statuses=dict(statuses),
             rate_per_s=rate,
@@ -130,7 +146,21 @@ class RunProgress:
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             success_rate=sum(successes) / len(successes) if successes else None,
             tokens=sum(outcome.tokens for outcome in self._outcomes.values()),
+            waiting=sum(self._is_waiting(rollout) for rollout in self._retries),
         )
+
+    def _newest_round(self, rollout: str) -> int:
+        opened, _ = self._seeded.get(rollout, (0, 0))
+        (planned, _), _ = self._retries.get(rollout, ((0, 0), False))
+        return max(opened, planned)
+
+    def _is_waiting(self, rollout: str) -> bool:
+        following, verification = self._retries[rollout]
+        outcome = self._outcomes.get(rollout)
+        if outcome is not None and outcome.round >= following[0]:
+            return False
+        opened = self._seeded.get(rollout, (-1, -1))
+        return opened <= following if verification else opened < following
 
     def _rate(self, now_s: float) -> float:
         while self._finished_at and self._finished_at[0] < now_s - RATE_WINDOW_S:
@@ -165,7 +195,9 @@ def outcome_of(value: bytes | None, headers: tuple[tuple[str, bytes], ...]) -> O
 def line(snapshot: Snapshot) -> str:
     """A snapshot in one line of plain text."""
     parts = [f"{snapshot.done}/{snapshot.total} done" if snapshot.total else "no task seen yet"]
-    parts += [f"{snapshot.running} running", f"{snapshot.failed} failed", f"{snapshot.rate_per_s:.1f}/s"]
+    parts += [f"{snapshot.running} running", f"{snapshot.failed} failed"]
+    parts += [f"{snapshot.waiting} waiting for a retry"] if snapshot.waiting else []
+    parts.append(f"{snapshot.rate_per_s:.1f}/s")
     if not snapshot.is_complete and snapshot.eta_s is not None:
         parts.append(f"{duration(snapshot.eta_s)} left")
     if snapshot.mean_reward is not None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +9,9 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rollstream.broker import find_broker
-from rollstream.cli.common import Config, DataDir, err, interruptible, out, pairs, read_settings
+from rollstream.cli.common import Config, DataDir, err, interruptible, out, pairs, progress_bar, read_settings
 from rollstream.cli.endpoints import ask
 from rollstream.cli.progress import Snapshot
 from rollstream.cli.stack import require_topics
@@ -236,9 +233,11 @@ def read_plan(request: RunRequest, settings: Settings) -> Plan:
 async def send(request: RunRequest, plan: Plan, settings: Settings, bootstrap: str) -> None:
     """Publish what was planned, and say what happened."""
     async with EventProducer(bootstrap, settings.kafka, client_id="rollstream-cli") as producer:
-        with _progress_bar(plan) as advance:
+        with progress_bar("publishing", plan.manifest.groups) as advance:
             published = await publish_run(request, plan, settings, bootstrap, producer, advance)
     out.print(summary(plan, published))
+    if published.held_up:
+        err.print(f"note: run {request.run} {published.held_up}")
 
 
 def summary(plan: Plan, published: Published) -> str:
@@ -256,12 +255,3 @@ def told_as_good(snapshot: Snapshot) -> bool:
     if snapshot.failed:
         err.print(f"{snapshot.failed} of {snapshot.total} attempts failed and have no reward")
     return not snapshot.failed
-
-
-@contextmanager
-def _progress_bar(plan: Plan) -> Iterator[Callable[[int], None]]:
-    """A bar over the groups on a terminal; nothing elsewhere, where the summary is enough."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        bar = progress.add_task("publishing", total=plan.manifest.groups)
-        yield lambda groups: progress.advance(bar, groups)

@@ -70,7 +70,10 @@ def headline(report: Report) -> str:
 def progress(report: Report) -> str:
     wall = "" if report.wall_s is None else f" in {_seconds(report.wall_s)}"
     published = f"store published {report.published_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{report.ended} of {report.attempted} attempts ended{wall}; {published}"
+    waiting = f", {report.retries_waiting} wait for a retry" if report.retries_waiting else ""
+    held = f"; {report.state}" if report.state != "active" else ""
+    held += f": {visible(report.paused_because)}" if report.paused_because else ""
+    return f"{report.ended} of {report.attempted} attempts ended{wall}{waiting}{held}; {published}"
 
 
 def grids(report: Report) -> list[Grid]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
@@ -16,18 +16,20 @@ from rich.text import Text
 
 from rollstream.broker import find_broker
 from rollstream.cli.common import Config, DataDir, interruptible, out, read_settings
-from rollstream.cli.progress import RunProgress, Snapshot, line, outcome_of
-from rollstream.errors import BrokerUnavailable, RollstreamError, UsageError
+from rollstream.cli.progress import RunProgress, Session, Snapshot, line, outcome_of
+from rollstream.errors import BrokerUnavailable, RollstreamError
+from rollstream.eventlog.control import RunStates
 from rollstream.eventlog.groups import Consumption, open_groups
 from rollstream.eventlog.reading import Record, open_reader
-from rollstream.runs import known_runs
+from rollstream.runs import Runs, UnknownRun, read_runs
 from rollstream.settings import Settings
-from topics.catalogue import ROLLOUTS_SCORED, SESSIONS_READY, TASKS_IN, Topic
+from schemas.envelope import session_ids_from
+from schemas.events import UndecodableEvent, decode_any
+from topics.catalogue import ROLLOUTS_RETRIES, ROLLOUTS_SCORED, RUNS_CONTROL, SESSIONS_READY, TASKS_IN, Topic
 
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 2.0
 ATTENDANCE_INTERVAL_S = 2.0
-RECENT_RUNS = 8
 
 Show = Callable[[Snapshot, Sequence[str]], None]
 
@@ -69,35 +71,56 @@ async def follow(
         meanwhile: is called as often; what it raises ends the watch.
 
     Raises:
-        UsageError: nothing in the log belongs to such a run.
+        UnknownRun: nothing in the log belongs to such a run.
         NotFinished: `timeout_s` passed first.
     """
     give_up = None if timeout_s is None else time.monotonic() + timeout_s
-    runs = await known_runs(bootstrap, settings.kafka)
-    known = runs.get(run)
+    runs = await read_runs(bootstrap, settings.kafka)
+    known = runs.known.get(run)
     progress = RunProgress(None if known is None else known.manifest.groups * known.manifest.attempts)
-    topics = (SESSIONS_READY, ROLLOUTS_SCORED) if known else (TASKS_IN, SESSIONS_READY, ROLLOUTS_SCORED)
+    topics = (SESSIONS_READY, ROLLOUTS_RETRIES, ROLLOUTS_SCORED, *(() if known else (TASKS_IN,)))
     if known is None:
         await _read_past(bootstrap, settings, run, topics, progress, since=None)
-        _require_traces(progress, run, list(runs))
-    async with open_reader(bootstrap, settings.kafka, topics) as reader, _attendance(bootstrap, settings) as attendance:
+        _require_traces(progress, run, runs)
+    async with (
+        open_reader(bootstrap, settings.kafka, (*topics, RUNS_CONTROL)) as reader,
+        _attendance(bootstrap, settings) as attendance,
+    ):
         # The end is marked before the past is read, so that nothing falls between them; what is read twice counts once.
         await reader.seek_to_end()
         await _read_past(bootstrap, settings, run, topics, progress, since=known.read_from if known else None)
+        states = (await read_runs(bootstrap, settings.kafka)).states
         while True:
-            _apply(progress, run, await reader.poll(REFRESH_S))
+            records = await reader.poll(REFRESH_S)
+            _apply(progress, run, records)
+            _learn(states, records)
             meanwhile()
             snapshot = progress.snapshot(time.time())
-            show(snapshot, [] if snapshot.is_complete else [*attendance.problems, *notices(snapshot, attendance.unattended)])
+            sentences = [*attendance.problems, *held_up(run, states), *notices(snapshot, attendance.unattended)]
+            show(snapshot, [] if snapshot.is_complete else sentences)
             if snapshot.is_complete:
                 return snapshot
             if give_up is not None and time.monotonic() > give_up:
                 raise NotFinished(f"run {run} is not finished after {timeout_s:g} s: {line(snapshot)}")
 
 
+def held_up(run: str, states: RunStates) -> list[str]:
+    """Why a run does not go on, if somebody said so."""
+    if states.cancelled(run):
+        return [f"run {run} is cancelled: what has not ended is being recorded so; `rollstream cancel {run}` makes sure"]
+    pause = states.paused(run)
+    return [] if pause is None else [f"run {run} is paused: {pause.reason}"]
+
+
 def notices(snapshot: Snapshot, unattended: Sequence[Consumption]) -> list[str]:
     """A sentence for each topic that an unfinished run needs somebody to consume."""
-    needed = [one for one in unattended if one.worker != "env_worker" or snapshot.seeded < snapshot.total or not snapshot.total]
+
+    def is_needed(one: Consumption) -> bool:
+        if one.topic is ROLLOUTS_RETRIES:
+            return snapshot.waiting > 0
+        return one.topic is not TASKS_IN or snapshot.seeded < snapshot.total or not snapshot.total
+
+    needed = filter(is_needed, unattended)
     return [
         f"nobody consumes {one.topic.name}: start {'an' if one.worker[0] in 'ae' else 'a'} {one.worker} (`rollstream up`)"
         for one in needed
@@ -122,17 +145,30 @@ def _apply(progress: RunProgress, run: str, records: Sequence[Record]) -> None:
         size = headers.get("group_size", "")
         if size.isdigit() and "group_id" in headers:
             progress.group_seen(headers["group_id"], int(size))
-        if record.topic == SESSIONS_READY.name and "rollout_id" in headers:
-            progress.rollout_seeded(headers["rollout_id"])
+        if record.topic == SESSIONS_READY.name and (ids := session_ids_from(headers)):
+            progress.rollout_seeded(ids.rollout, (ids.round, ids.try_))
+        elif record.topic == ROLLOUTS_RETRIES.name and (following := _following(headers)):
+            verification = headers.get("stage") == "verification"
+            progress.retry_scheduled(headers.get("rollout_id", ""), following, verification=verification)
         elif record.topic == ROLLOUTS_SCORED.name and (outcome := outcome_of(record.value, record.headers)):
             progress.rollout_ended(outcome, record.timestamp_ms / 1000)
 
 
-def _require_traces(progress: RunProgress, run: str, names: Sequence[str]) -> None:
-    if progress.snapshot(time.time()).total:
-        return
-    recent = f"recent runs: {', '.join(names[: -RECENT_RUNS - 1 : -1])}" if names else "no run was published here yet"
-    raise UsageError(f"no run is named {run!r}; {recent}")
+def _following(headers: Mapping[str, str]) -> Session | None:
+    numbers = [headers.get(name, "") for name in ("next_round", "next_try")]
+    return (int(numbers[0]), int(numbers[1])) if all(number.isdigit() for number in numbers) else None
+
+
+def _learn(states: RunStates, records: Sequence[Record]) -> None:
+    for record in records:
+        if record.topic == RUNS_CONTROL.name:
+            with suppress(UndecodableEvent):
+                states.learn(decode_any(record.value, RUNS_CONTROL.events))
+
+
+def _require_traces(progress: RunProgress, run: str, runs: Runs) -> None:
+    if not progress.snapshot(time.time()).total:
+        raise UnknownRun(run, runs)
 
 
 @dataclass(slots=True)

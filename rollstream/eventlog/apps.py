@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,16 @@ from rollstream.eventlog import provisioning
 from rollstream.eventlog.connection import UNCONNECTED, connect_admin, consumer_options
 from rollstream.eventlog.control import RunControl
 from rollstream.eventlog.failures import Boundary, Settler, TaskFailure, headers_of
-from rollstream.eventlog.lanes import Hooks, LaneListener, LaneOptions, LaneSubscriber, Settle, Wants
+from rollstream.eventlog.groups import group_name
+from rollstream.eventlog.lanes import Hooks, LaneListener, LaneOptions, LaneSubscriber, Settle, Wants, run_of
+from rollstream.eventlog.offsets import GroupOffsets
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record
 from rollstream.eventlog.retries import policy_of
 from rollstream.settings import Settings
 from schemas.envelope import header_map, now
 from schemas.events import decode_any
-from topics.catalogue import ROLLOUTS_RETRIES, Topic
+from topics.catalogue import Topic
 
 log = logging.getLogger(__name__)
 Hook = Callable[[], Awaitable[Any]]
@@ -71,7 +73,7 @@ class Route:
     Attributes:
         handle: returns when the record's outputs are durable; only then is the record acked.
         read: from a record to what `handle` takes; by default, the topic's event.
-        wants: by headers alone; a record that is not wanted is acked at once, undecoded.
+        wants: by headers alone; a record that is not wanted is acked at once, undecoded. None wants all.
         once: a second record under the same key is acked unrun.
     """
 
@@ -79,7 +81,7 @@ class Route:
     handle: Callable[[Any], Awaitable[None]]
     lanes: int
     read: Callable[[Record], Any] | None = None
-    wants: Callable[[Mapping[str, str]], bool] = lambda headers: True
+    wants: Callable[[Mapping[str, str]], bool] | None = None
     once: bool = False
 
 
@@ -128,13 +130,14 @@ def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerAp
                 lanes=route.lanes,
                 commit_interval_s=settings.kafka.commit_interval_s,
                 drain_timeout_s=settings.kafka.drain_timeout_s,
+                session_timeout_s=settings.kafka.session_timeout_s,
                 once=route.once,
                 queue_timeout_s=settings.limits.queue_timeout_seconds,
             ),
             Hooks(
                 settle=_settle(settings, route, settler, clients.producer),
                 wants=_wants(route, clients.control),
-                admin=lambda: admins[0],
+                offsets=lambda: GroupOffsets(admins[0]),
                 broke=app.break_with,
             ),
         )
@@ -159,8 +162,9 @@ def _settle(settings: Settings, route: Route, settler: Settler, producer: EventP
 
 def _wants(route: Route, control: RunControl) -> Wants:
     def wants(raw: "ConsumerRecord[Any, Any]") -> bool:
-        headers = header_map(raw.headers)
-        return not control.cancelled(headers.get("run_id", "")) and route.wants(headers)
+        if control.any_cancelled and control.cancelled(run_of(raw) or ""):
+            return False
+        return route.wants is None or route.wants(HeaderView(raw.headers))
 
     return wants
 
@@ -216,21 +220,13 @@ def _lanes(broker: KafkaBroker, settings: Settings, worker: str, route: Route) -
             return route.read(_record(message.raw_message, kafka.topic_prefix))
         return decode_any(message.body, route.consumes.events)
 
-    subscriber(route.handle, parser=_parse, decoder=decoded)
+    subscriber(route.handle, parser=parse_record, decoder=decoded)
     return subscriber
 
 
-def group_name(worker: str, topic: Topic) -> str:
-    """The consumer group, without prefix, in which a worker reads a topic.
-
-    Retries have a group of their own: a group whose members read different topics would not spread them evenly.
-    """
-    return f"{worker}.retries" if topic is ROLLOUTS_RETRIES else worker
-
-
-async def _parse(record: "ConsumerRecord[Any, Any]") -> KafkaMessage:
+async def parse_record(record: "ConsumerRecord[Any, Any]") -> KafkaMessage:
     """FastStream's parser, but header bytes that are not UTF-8 do not make a record unreadable."""
-    headers = header_map(record.headers)
+    headers: Any = HeaderView(record.headers)
     return KafkaAckableMessage(
         body=record.value,
         headers=headers,
@@ -240,6 +236,30 @@ async def _parse(record: "ConsumerRecord[Any, Any]") -> KafkaMessage:
         raw_message=record,
         consumer=_NEVER_ACKED,
     )
+
+
+class HeaderView(Mapping[str, str]):
+    """Headers as text, decoded when asked for: few are ever read, and thousands of records are in memory at once."""
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self, pairs: Sequence[tuple[str, bytes]] | None) -> None:
+        self._pairs = pairs or ()
+
+    def __getitem__(self, name: str) -> str:
+        for key, value in self._pairs:
+            if key == name and value is not None:
+                return value.decode("utf-8", "replace")
+        raise KeyError(name)
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(header_map(self._pairs))
+
+    def __len__(self) -> int:
+        return len(header_map(self._pairs))
 
 
 class _NeverAcked:

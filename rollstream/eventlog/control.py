@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from aiokafka.errors import KafkaError
 
+from rollstream.errors import BrokerUnavailable
 from rollstream.eventlog.reading import LogReader, Record, open_reader
 from rollstream.settings import KafkaSettings
 from schemas.envelope import Event
@@ -45,6 +46,14 @@ class RunStates:
 
     def cancelled(self, run: str) -> bool:
         return run in self._cancelled
+
+    @property
+    def any_cancelled(self) -> bool:
+        return bool(self._cancelled)
+
+    def paused_runs(self) -> dict[str, RunPaused]:
+        """Every run that waits for somebody to resume it, and why."""
+        return dict(self._paused)
 
 
 class RunControl:
@@ -84,6 +93,11 @@ class RunControl:
     def cancelled(self, run: str) -> bool:
         return self._states.cancelled(run)
 
+    @property
+    def any_cancelled(self) -> bool:
+        """Whether any run is: asked of every record, before its headers are looked at."""
+        return self._states.any_cancelled
+
     async def tell(self, event: Event) -> None:
         """Let what this process has just published hold at once, before it comes back from the log."""
         self._states.learn(event)
@@ -97,13 +111,23 @@ class RunControl:
 
     async def _follow(self, positions: dict[int, int]) -> None:
         while True:
+            # A task of its own: a consumer that stops may let the cancellation of its fetches escape, which must not be ours.
+            reading = asyncio.create_task(self._read_once(positions))
             try:
-                async with open_reader(self._bootstrap, self._kafka, [RUNS_CONTROL]) as reader:
-                    reader.seek(RUNS_CONTROL, positions)
-                    await self._read_on(reader, positions)
-            except (KafkaError, OSError) as error:
+                await asyncio.wait([reading])
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+            if not reading.cancelled() and (error := reading.exception()):
+                if not isinstance(error, KafkaError | OSError | BrokerUnavailable):
+                    raise error
                 log.warning("cannot follow runs.control, trying again: %r", error)
             await asyncio.sleep(RECONNECT_S)
+
+    async def _read_once(self, positions: dict[int, int]) -> None:
+        async with open_reader(self._bootstrap, self._kafka, [RUNS_CONTROL]) as reader:
+            reader.seek(RUNS_CONTROL, positions)
+            await self._read_on(reader, positions)
 
     async def _read_on(self, reader: LogReader, positions: dict[int, int]) -> None:
         while True:

@@ -3,7 +3,7 @@
 A dead member stays listed until its session times out, so "nobody consumes" is certain and "somebody does" is recent.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -15,10 +15,20 @@ from rollstream.errors import BrokerUnavailable
 from rollstream.eventlog.commits import decode_done
 from rollstream.eventlog.connection import connect_admin
 from rollstream.settings import KafkaSettings
-from topics.catalogue import CATALOGUE, Topic
+from topics.catalogue import CATALOGUE, ROLLOUTS_RETRIES, RUNS_CONTROL, Topic
 
 UNGROUPED = frozenset({"store_worker"})
 """Workers that keep their offsets elsewhere and so have no consumer group."""
+FOLLOWED = frozenset({RUNS_CONTROL})
+"""Topics that every worker reads whole, and so without a consumer group."""
+
+
+def group_name(worker: str, topic: Topic) -> str:
+    """The consumer group, without prefix, in which a worker reads a topic.
+
+    Retries have a group of their own: a group whose members read different topics would not spread them evenly.
+    """
+    return f"{worker}.retries" if topic is ROLLOUTS_RETRIES else worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +39,13 @@ class Consumption:
     topic: Topic
 
     def group(self, kafka: KafkaSettings) -> str:
-        return kafka.topic_prefix + self.worker
+        return kafka.topic_prefix + group_name(self.worker, self.topic)
 
 
 CONSUMPTIONS: tuple[Consumption, ...] = tuple(
     Consumption(worker, topic)
     for topic in CATALOGUE
+    if topic not in FOLLOWED
     for worker in topic.read_by
     if worker.endswith("_worker") and worker not in UNGROUPED
 )
@@ -49,6 +60,19 @@ class GroupState:
     """Client id and host of each."""
     lag: int | None
     """Records of its topic that are not done yet; None when the topic does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Which records the workers were done with, at the moment of one look at what they had committed."""
+
+    committed: Mapping[Consumption, Mapping[int, tuple[int, frozenset[int]]]]
+    """Worker and topic -> partition -> everything below this offset, and those offsets beyond."""
+
+    def has(self, worker: str, topic: Topic, partition: int, offset: int) -> bool:
+        """Whether `worker` was done with this record of `topic`."""
+        below, beyond = self.committed.get(Consumption(worker, topic), {}).get(partition, (0, frozenset()))
+        return offset < below or offset in beyond
 
 
 class GroupReader:
@@ -77,6 +101,24 @@ class GroupReader:
         with _broker_failures():
             return [one for one in CONSUMPTIONS if not await self._members(one)]
 
+    async def done(self) -> Done:
+        """What all groups have committed.
+
+        Raises:
+            BrokerUnavailable: the broker does not answer any more.
+        """
+        with _broker_failures():
+            return Done({one: await self._done(one) for one in CONSUMPTIONS})
+
+    async def _done(self, consumption: Consumption) -> dict[int, tuple[int, frozenset[int]]]:
+        partitions = await self._partitions(consumption)
+        found = await self._committed(consumption.group(self._kafka), partitions) if partitions else {}
+        return {
+            tp.partition: (offset, frozenset(decode_done(offset, metadata)))
+            for tp, (offset, metadata) in found.items()
+            if offset >= 0
+        }
+
     async def _members(self, consumption: Consumption) -> tuple[str, ...]:
         group = consumption.group(self._kafka)
         try:
@@ -88,16 +130,21 @@ class GroupReader:
         return tuple(f"{member[1]} {member[2]}" for entry in found for member in entry[5])
 
     async def _lag(self, consumption: Consumption) -> int | None:
+        partitions = await self._partitions(consumption)
+        if partitions is None:
+            return None
+        starts = await self._consumer.beginning_offsets(partitions)
+        ends = await self._consumer.end_offsets(partitions)
+        committed = await self._committed(consumption.group(self._kafka), partitions)
+        return sum(remaining(committed.get(tp), starts[tp], ends[tp]) for tp in partitions)
+
+    async def _partitions(self, consumption: Consumption) -> list[TopicPartition] | None:
         name = self._kafka.topic_prefix + consumption.topic.name
         # Asked first, because fetching the metadata of a missing topic may create it, with a wrong number of partitions.
         if name not in await self._admin.list_topics():
             return None
         await self._consumer._client.add_topic(name)  # fetches the metadata that partitions_for_topic reads
-        partitions = [TopicPartition(name, number) for number in self._consumer.partitions_for_topic(name) or ()]
-        starts = await self._consumer.beginning_offsets(partitions)
-        ends = await self._consumer.end_offsets(partitions)
-        committed = await self._committed(consumption.group(self._kafka), partitions)
-        return sum(remaining(committed.get(tp), starts[tp], ends[tp]) for tp in partitions)
+        return [TopicPartition(name, number) for number in self._consumer.partitions_for_topic(name) or ()]
 
     async def _committed(self, group: str, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, str]]:
         try:

@@ -18,12 +18,12 @@ from weakref import WeakSet
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalGenerationError, KafkaError, UnknownMemberIdError
 from faststream.kafka.subscriber.usecase import DefaultSubscriber
 
 from rollstream.errors import EpisodeTimeout, RollstreamError
 from rollstream.eventlog.commits import SOFT_LIMIT, Commit, Progress, decode_done
+from rollstream.eventlog.offsets import GroupOffsets, Membership
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ MAX_SEEN = 20_000
 """Keys remembered for each owned partition of a topic that is read once."""
 STUCK_S = 300.0
 """A rebalance that has not ended by then never will: better a new process."""
+COMMIT_S = 5.0
+"""How long one commit may take before it is given up, to be made again. Under any session timeout, see `_was_frozen`."""
+READ_SAVED_S = 5.0
+"""How long to try to read what is finished. No heartbeat is sent meanwhile, so it must stay under any session timeout."""
 
 fence: ContextVar[int] = ContextVar("fence", default=0)
 """Generation of the consumer group under which the current record is handled."""
@@ -80,6 +84,8 @@ class LaneOptions:
     lanes: int
     commit_interval_s: float
     drain_timeout_s: float
+    session_timeout_s: float
+    """After which the group gives this worker's partitions to others."""
     once: bool = False
     """A second record under the same key is acked unrun, as far back as the memory of an owned partition reaches."""
     queue_timeout_s: float | None = None
@@ -93,13 +99,13 @@ class Hooks:
     Attributes:
         settle: puts an end to a failed record; returns only when that is durable.
         wants: False acks the record at once, undecoded.
-        admin: the client that reads commit metadata.
+        offsets: where commits are made and read.
         broke: told of a failure that nothing here can handle; the worker must end.
     """
 
     settle: Settle
     wants: Wants
-    admin: Callable[[], AIOKafkaAdminClient]
+    offsets: Callable[[], GroupOffsets]
     broke: Callable[[BaseException], None]
 
 
@@ -125,12 +131,15 @@ class LaneSubscriber(DefaultSubscriber):
         self._lane_free = asyncio.Event()
         self._enough_done = asyncio.Event()
         self._draining = False
+        self._failed = False
         self._held = False
         self._crowded: set[TopicPartition] = set()
         self._rebalances = 0
         self._closed_at = time.monotonic()
+        self._alive_at = time.monotonic()
+        self._membership: Membership | None = None
         self._commit_lock = asyncio.Lock()
-        self._commit_task: asyncio.Task[None] | None = None
+        self._commits_fail = False
         self._committer: asyncio.Task[None] | None = None
 
     @property
@@ -138,12 +147,28 @@ class LaneSubscriber(DefaultSubscriber):
         """Records being handled now."""
         return self._busy
 
+    @property
+    def _group(self) -> str:
+        assert self.group_id is not None, "lanes consume in a group"
+        return self.group_id
+
     # Intake.
 
     async def consume_one(self, msg: "ConsumerRecord[Any, Any]") -> None:
+        if self._failed:
+            return
+        try:
+            await self._take(msg)
+        except Exception as error:
+            # FastStream would go on with the next record, and the mark would pass over this one.
+            self._failed = True
+            self.hooks.broke(error)
+
+    async def _take(self, msg: "ConsumerRecord[Any, Any]") -> None:
         partition = TopicPartition(msg.topic, msg.partition)
-        if not self._open.is_set():
-            # aiokafka delivers before on_partitions_assigned has returned: drop, and seek back when it does.
+        if self._was_frozen() or not self._open.is_set() or not self._is_member():
+            # aiokafka delivers before on_partitions_assigned has returned, and what it had fetched before the worker was
+            # thrown out of the group: drop, and seek back when it returns.
             self._early[partition] = min(self._early.get(partition, msg.offset), msg.offset)
             return
         if self._ack_unrun(partition, msg):
@@ -166,6 +191,23 @@ class LaneSubscriber(DefaultSubscriber):
         self._waiting.pop((partition, msg.offset), None)
         self._start(partition, progress, msg, late=late)
 
+    def _was_frozen(self) -> bool:
+        """Whether this process stood still for so long that others have its partitions by now; then it asks to join anew."""
+        stood_still_s = time.monotonic() - self._alive_at
+        self._alive_at += stood_still_s
+        if stood_still_s < self.options.session_timeout_s:
+            return False
+        log.warning("stood still for %.1f s, joining group %s anew", stood_still_s, self.group_id)
+        self._join_anew()
+        return True
+
+    def _is_member(self) -> bool:
+        return self._membership is not None and self._membership.generation == self._consumer()._coordinator.generation
+
+    def _join_anew(self) -> None:
+        self._open.clear()
+        self._consumer()._coordinator.request_rejoin()
+
     def _ack_unrun(self, partition: TopicPartition, record: "ConsumerRecord[Any, Any]") -> bool:
         """Whether the record is nobody's business here, or was seen before; then it counts as done."""
         progress = self._parts.get(partition)
@@ -174,6 +216,7 @@ class LaneSubscriber(DefaultSubscriber):
         first = self._seen.get(partition, {}).get(record.key) if self.options.once and record.key else None
         if (first is None or first == record.offset) and self.hooks.wants(record):
             return False
+        self._waiting.pop((partition, record.offset), None)
         if progress.offer(record.offset):
             progress.complete(record.offset)
         return True
@@ -184,6 +227,15 @@ class LaneSubscriber(DefaultSubscriber):
             return False
         since = self._waiting.setdefault((partition, record.offset), time.monotonic())
         return time.monotonic() - since > limit
+
+    def _fetch_the_late(self) -> None:
+        """Resume when a record that was given back has waited too long: it needs no lane to be told so."""
+        limit = self.options.queue_timeout_s
+        if limit is None or not self._held or not self._waiting:
+            return
+        if time.monotonic() - min(self._waiting.values()) > limit:
+            self._held = False
+            self._resume()
 
     async def _lane_came_free(self) -> bool:
         self._lane_free.clear()
@@ -200,7 +252,7 @@ class LaneSubscriber(DefaultSubscriber):
         self._held = True
 
     def _start(self, partition: TopicPartition, progress: Progress, record: "ConsumerRecord[Any, Any]", *, late: bool) -> None:
-        task = asyncio.create_task(self._handle(progress, record, late=late), name=_run_of(record))
+        task = asyncio.create_task(self._handle(progress, record, late=late), name=run_of(record))
         tasks = self._tasks.setdefault(partition, {})
         tasks[record.offset] = task
         self._busy += 1
@@ -241,7 +293,7 @@ class LaneSubscriber(DefaultSubscriber):
                     task.cancel()
 
     async def _handle(self, progress: Progress, record: "ConsumerRecord[Any, Any]", *, late: bool) -> None:
-        fence.set(max(0, self._generation()))
+        fence.set(self._membership.generation if self._membership is not None else 0)
         try:
             if late:
                 raise QueueTimeout(f"waited longer than {self.options.queue_timeout_s:g} s for one of the lanes")
@@ -270,34 +322,51 @@ class LaneSubscriber(DefaultSubscriber):
                 async with asyncio.timeout(self.options.commit_interval_s):
                     await self._enough_done.wait()
             self._enough_done.clear()
-            self._watch_rebalance()
-            if self._open.is_set():
-                task = asyncio.create_task(self.commit_now())
-                self._commit_task = task
-                await asyncio.wait([task])
-                if not task.cancelled() and (error := task.exception()):
-                    log.warning("commit failed, will be repeated: %r", error)
+            self._was_frozen()
+            self._watch_membership()
+            self._fetch_the_late()
+            try:
+                await self.commit_now()
+            except (KafkaError, TimeoutError, OSError) as error:
+                if not self._commits_fail:
+                    log.warning("commits of group %s fail, and are repeated: %r", self.group_id, error)
+                self._commits_fail = True
 
-    def _watch_rebalance(self) -> None:
-        """A member that is stuck between two generations looks alive and does nothing: say so and end."""
-        if self._open.is_set():
+    def _watch_membership(self) -> None:
+        """A member whose coordination ended, or that is stuck between two generations, looks alive and does nothing."""
+        coordination = self._consumer()._coordinator._coordination_task
+        if coordination.done():
+            cause = None if coordination.cancelled() else coordination.exception()
+            self.hooks.broke(WorkerStuck(f"the membership in group {self.group_id} has ended: {cause!r}"))
+        elif self._open.is_set():
             self._closed_at = time.monotonic()
         elif time.monotonic() - self._closed_at > STUCK_S:
             self.hooks.broke(WorkerStuck(f"no rebalance of group {self.group_id} has ended for {STUCK_S:g} s"))
 
     async def commit_now(self) -> None:
-        """Commit what has changed. Bounded: aiokafka retries a commit without end, whatever generation is current."""
-        async with self._commit_lock:
+        """Commit what has changed, during a rebalance too: see `offsets`."""
+        async with asyncio.timeout(COMMIT_S), self._commit_lock:
             self._completed = 0
-            commits = self._changed()
-            if not commits:
+            commits, membership = self._changed(), self._membership
+            if not commits or membership is None:
                 return
-            offsets = {partition: (commit.offset, commit.metadata) for partition, commit in commits.items()}
-            async with asyncio.timeout(30):
-                await self._consumer().commit(offsets)
+            try:
+                await self.hooks.offsets().commit(self._group, membership, commits)
+            except (IllegalGenerationError, UnknownMemberIdError):
+                self._thrown_out(membership)
+                return
+            self._commits_fail = False
             for partition, commit in commits.items():
-                if partition in self._parts:
+                if partition in self._parts and membership == self._membership:
                     self._parts[partition].committed = commit
+
+    def _thrown_out(self, membership: Membership) -> None:
+        """The group has gone on without this member: nothing can be committed before it has joined anew."""
+        if membership != self._membership:
+            return
+        self._membership = None
+        if self._open.is_set():
+            self._join_anew()
 
     def _changed(self) -> dict[TopicPartition, Commit]:
         """Offset and metadata of each partition, computed in one step without awaiting."""
@@ -313,6 +382,8 @@ class LaneSubscriber(DefaultSubscriber):
 
     def _pause_if_crowded(self, partition: TopicPartition, commit: Commit) -> None:
         """Stop fetching a partition whose finished set is about to outgrow the metadata."""
+        if not self._open.is_set():
+            return
         crowded = len(commit.metadata) > SOFT_LIMIT
         if crowded and partition not in self._crowded:
             self._crowded.add(partition)
@@ -328,14 +399,9 @@ class LaneSubscriber(DefaultSubscriber):
         self._rebalances += 1
         self._early = {}
         self._open.clear()
-        if self._commit_task is not None and not self._commit_task.done():
-            self._commit_task.cancel()
-            await asyncio.wait([self._commit_task])
-        try:
+        with contextlib.suppress(KafkaError, TimeoutError, OSError):
             async with asyncio.timeout(3):
                 await self.commit_now()
-        except (KafkaError, TimeoutError) as error:
-            log.warning("commit before a rebalance failed, finished records may run again: %r", error)
 
     async def on_assigned(self, assigned: set[TopicPartition]) -> None:
         """Cancel what was lost, learn what others finished, and reopen."""
@@ -344,6 +410,7 @@ class LaneSubscriber(DefaultSubscriber):
             self._seen.pop(partition, None)
             for task in self._tasks.pop(partition, {}).values():
                 task.cancel()
+        self._waiting = {place: since for place, since in self._waiting.items() if place[0] in assigned}
         saved = await self._saved(assigned)
         for partition in assigned:
             base, done = saved.get(partition, (None, set()))
@@ -363,32 +430,38 @@ class LaneSubscriber(DefaultSubscriber):
         self._early = {}
         self._held = False
         self._crowded = set()
+        self._membership = Membership(consumer._coordinator.generation, consumer._coordinator.member_id)
         self._open.set()
 
     async def _saved(self, assigned: set[TopicPartition]) -> dict[TopicPartition, tuple[int, set[int]]]:
-        """Committed offsets and finished sets. A failed read means records run again, never that they are skipped.
-
-        Bounded, because no heartbeat is sent while a rebalance callback runs.
-        """
-        if not assigned:
-            return {}
+        """Committed offsets and finished sets. A failed read means records run again, never that they are skipped."""
+        found: dict[TopicPartition, Commit] = {}
         try:
-            async with asyncio.timeout(5):
-                found = await self.hooks.admin().list_consumer_group_offsets(self.group_id, partitions=list(assigned))
-        except (KafkaError, TimeoutError, OSError) as error:
-            log.error("cannot read what is finished, records may run again: %r", error)
-            return {}
+            async with asyncio.timeout(READ_SAVED_S):
+                while missing := assigned - found.keys():
+                    with contextlib.suppress(KafkaError, OSError):
+                        found |= await self.hooks.offsets().read(self._group, missing)
+                    # Nothing, or not all, is what a coordinator says that is still loading.
+                    await asyncio.sleep(0.0 if found.keys() >= assigned else 0.1)
+        except TimeoutError:
+            log.error("cannot read what is finished, records of %s may run again", self.group_id)
         return {
-            partition: (entry.offset, decode_done(entry.offset, entry.metadata))
-            for partition, entry in found.items()
-            if entry.offset >= 0
+            partition: (commit.offset, decode_done(commit.offset, commit.metadata))
+            for partition, commit in found.items()
+            if commit.offset >= 0
         }
 
     # Life cycle.
 
     async def start(self) -> None:
         await super().start()
+        self._alive_at = time.monotonic()
         self._committer = asyncio.create_task(self._commit_loop())
+        self._committer.add_done_callback(self._committer_ended)
+
+    def _committer_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.hooks.broke(error)
 
     async def drain(self) -> None:
         """Take nothing new, wait for what runs up to the deadline, hand the rest back, commit."""
@@ -408,10 +481,11 @@ class LaneSubscriber(DefaultSubscriber):
         if self._committer is not None:
             self._committer.cancel()
         for _ in range(5):
-            # A rebalance may be under way: commit once it has settled.
-            with contextlib.suppress(KafkaError, TimeoutError):
+            # The broker may be away, or the group may have thrown this worker out: commit once it is back in.
+            with contextlib.suppress(KafkaError, TimeoutError, OSError):
                 async with asyncio.timeout(5):
-                    await self._open.wait()
+                    if self._membership is None:
+                        await self._open.wait()
                     await self.commit_now()
                 break
 
@@ -423,10 +497,6 @@ class LaneSubscriber(DefaultSubscriber):
     def _consumer(self) -> "AIOKafkaConsumer[Any, Any]":
         assert self.consumer is not None, "the subscriber is not started"
         return self.consumer
-
-    def _generation(self) -> int:
-        coordinator = self._consumer()._coordinator
-        return coordinator.generation if coordinator is not None else 0
 
 
 class LaneListener(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -441,7 +511,8 @@ class LaneListener(ConsumerRebalanceListener):  # type: ignore[misc]
         await self.subscriber.on_assigned(set(assigned))
 
 
-def _run_of(record: "ConsumerRecord[Any, Any]") -> str | None:
+def run_of(record: "ConsumerRecord[Any, Any]") -> str | None:
+    """The run that a record's headers name."""
     for name, value in record.headers:
         if name == "run_id":
             return str(value, "utf-8", "replace")

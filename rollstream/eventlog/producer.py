@@ -6,13 +6,16 @@ from types import TracebackType
 from typing import Protocol
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerClosed
 
 from rollstream.errors import BoundaryFailure
 from rollstream.eventlog.connection import UNCONNECTED, producer_options, unreachable
 from rollstream.settings import KafkaSettings
 from schemas.envelope import Event
 from topics.catalogue import BY_EVENT
+
+RETRY_S = 0.2
+"""Pause before events that the broker did not take are sent again."""
 
 
 class RecordTooLarge(BoundaryFailure):
@@ -81,8 +84,9 @@ class EventProducer:
         Raises:
             RecordTooLarge: an event is over `kafka.max_record_bytes`.
         """
-        pending = list(events)
+        pending = await self._send(list(events))
         while pending:
+            await asyncio.sleep(RETRY_S)
             pending = await self._send(pending)
 
     async def publish_raw(
@@ -96,15 +100,21 @@ class EventProducer:
         """Send all; return those that the broker did not take in time, to be sent again (their ids make that harmless)."""
         assert self._producer is not None, "start() first"
         sent: list[asyncio.Future[object]] = []
-        for event in events:
+        failed: list[Event] = []
+        for position, event in enumerate(events):
             topic = self._kafka.topic_prefix + BY_EVENT[type(event)].name
             try:
                 sent.append(await self._producer.send(topic, value=event.to_json(), key=event.key(), headers=event.headers()))
             except MessageSizeTooLargeError:
                 raise RecordTooLarge(event, self._kafka.max_record_bytes) from None
+            except ProducerClosed:
+                raise
+            except KafkaError:
+                # The buffer of a partition is full, and nobody has emptied it for as long as a request may take.
+                failed = events[position:]
+                break
         results = await asyncio.gather(*sent, return_exceptions=True)
-        failed: list[Event] = []
-        for event, result in zip(events, results, strict=True):
+        for event, result in zip(events, results, strict=False):
             if isinstance(result, MessageSizeTooLargeError):
                 raise RecordTooLarge(event, self._kafka.max_record_bytes) from None
             if isinstance(result, KafkaError):

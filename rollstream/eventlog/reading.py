@@ -61,6 +61,14 @@ class LogReader:
         for partition, offset in positions.items():
             self._consumer.seek(TopicPartition(self._prefix + topic.name, partition), offset)
 
+    async def has(self, topic: Topic, partition: int, offset: int) -> bool:
+        """Whether an offset lies between the start and the end of its partition."""
+        tp = TopicPartition(self._prefix + topic.name, partition)
+        if tp not in self._consumer.assignment():
+            return False
+        starts, ends = await self._consumer.beginning_offsets([tp]), await self._consumer.end_offsets([tp])
+        return bool(starts[tp] <= offset < ends[tp])
+
     async def positions(self) -> dict[int, int]:
         """Partition -> next offset, of a reader of one topic."""
         return {tp.partition: await self._consumer.position(tp) for tp in self._consumer.assignment()}

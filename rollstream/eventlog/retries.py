@@ -13,7 +13,7 @@ from rollstream.settings import RetrySettings
 from schemas.episode import EpisodeCompleted
 from schemas.failure import ErrorInfo
 from schemas.identities import event_id
-from schemas.retry import RetryScheduled
+from schemas.retry import RetryScheduled, RetryStage
 from schemas.session import SessionReady
 
 Retriable = SessionReady | EpisodeCompleted | RetryScheduled
@@ -93,12 +93,45 @@ def schedule(event: Retriable, cause: ErrorInfo, *, failures: int, delay_s: floa
     Args:
         failures: of the stage so far; the same as before when the work was only held back.
     """
+    following = (event.round, event.try_ + 1)
+    stage: RetryStage = "agent"
+    episode = None
     if isinstance(event, RetryScheduled):
-        stage, next_round, next_try, episode = event.stage, event.next_round, event.next_try, event.episode
+        stage, following, episode = event.stage, (event.next_round, event.next_try), event.episode
     elif isinstance(event, EpisodeCompleted):
-        stage, next_round, next_try, episode = "verification", event.round, event.try_, event
-    else:
-        stage, next_round, next_try, episode = "agent", event.round, event.try_ + 1, None
+        stage, following, episode = "verification", (event.round, event.try_), event
+    not_before = at + timedelta(seconds=delay_s)
+    return _retry(
+        event, stage, following, cause, failures=failures, at=at, not_before=not_before, worker=worker, episode=episode
+    )
+
+
+def redrive(
+    session: SessionReady, following: tuple[int, int], cause: ErrorInfo, *, at: datetime, worker: str
+) -> RetryScheduled:
+    """The event that opens another session of an attempt because somebody asked for it.
+
+    Args:
+        session: any of the attempt, for its ticket.
+        following: round and try of the session to open; in a new round, nothing has failed yet.
+    """
+    failures = 0 if following[0] > session.round else session.failures
+    return _retry(session, "agent", following, cause, failures=failures, at=at, not_before=at, worker=worker)
+
+
+def _retry(
+    event: Retriable,
+    stage: RetryStage,
+    following: tuple[int, int],
+    cause: ErrorInfo,
+    *,
+    failures: int,
+    at: datetime,
+    not_before: datetime,
+    worker: str,
+    episode: EpisodeCompleted | None = None,
+) -> RetryScheduled:
+    next_round, next_try = following
     return RetryScheduled(
         event_id=event_id("RetryScheduled", event.session, stage, next_round, next_try, failures),
         occurred_at=at,
@@ -108,7 +141,7 @@ def schedule(event: Retriable, cause: ErrorInfo, *, failures: int, delay_s: floa
         failures=failures,
         next_round=next_round,
         next_try=next_try,
-        not_before=at + timedelta(seconds=delay_s),
+        not_before=not_before,
         cause=cause,
         composition=event.composition,
         limits=event.limits,

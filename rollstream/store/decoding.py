@@ -19,7 +19,7 @@ from topics.catalogue import BY_NAME, CATALOGUE, TASKS_IN
 
 Row = tuple[Scalar, ...]
 
-READABLE: dict[str, int] = {topic.event.__name__: topic.event.SCHEMA_VERSION for topic in CATALOGUE}
+READABLE: dict[str, int] = {event.__name__: event.SCHEMA_VERSION for topic in CATALOGUE for event in topic.events}
 """Kind -> the newest schema version whose columns we know how to pick."""
 
 
@@ -60,15 +60,15 @@ def decode(records: Iterable[Record]) -> Rows:
 def _add(rows: Rows, record: Record, document: Document) -> None:
     kind = document.body.get("kind")
     topic = BY_NAME.get(record.topic)
-    expected = topic.event.__name__ if topic else None
-    if record.topic == TASKS_IN.name and kind != expected:
+    expected = [event.__name__ for event in topic.events] if topic else []
+    if record.topic == TASKS_IN.name and kind not in expected:
         _add_bare_task(rows, record, document)
         return
     if not isinstance(kind, str):
-        raise Unreadable(f"expected {expected or 'an event'}, found JSON without a kind")
+        raise Unreadable(f"expected {' or '.join(expected) or 'an event'}, found JSON without a kind")
     table = BY_KIND.get(kind)
     version = _version(document.body)
-    if table is None or kind != expected or version > READABLE[kind]:
+    if table is None or kind not in expected or version > READABLE[kind]:
         _add_unknown(rows, record, document, kind, version)
         return
     _add_event(rows, record, document, table)
@@ -133,7 +133,8 @@ def _size_and_ids(record: Record) -> tuple[int, str | None, str | None]:
 
 def _version(body: JsonObject) -> int:
     version = body.get("schema_version")
-    return version if isinstance(version, int) and 0 <= version < 2**31 else 1
+    # In Python, true and false are integers.
+    return version if isinstance(version, int) and not isinstance(version, bool) and 0 <= version < 2**31 else 1
 
 
 def _uuid(event_id: str) -> bytes:

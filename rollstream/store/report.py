@@ -97,6 +97,10 @@ class Report:
     wall_s: float | None
     """From the first task submitted to the last attempt ended."""
     environments: tuple[EnvironmentReport, ...]
+    state: str = "active"
+    """`active`, `paused` or `cancelled`."""
+    paused_because: str | None = None
+    retries_waiting: int = 0
 
     @property
     def attempted(self) -> int:
@@ -131,6 +135,9 @@ def read_report(connection: duckdb.DuckDBPyConnection, run: str | None = None) -
         ended_at=ended_at,
         wall_s=(ended_at - submitted_at).total_seconds() if submitted_at and ended_at else None,
         environments=_environments(connection, name),
+        state=row["state"],
+        paused_because=row["paused_because"],
+        retries_waiting=query(connection, _WAITING, run=name)[0]["waiting"],
     )
 
 
@@ -194,6 +201,7 @@ SELECT
     coalesce(min(error_message), '') AS example
 FROM failures WHERE run_id = $run GROUP BY ALL ORDER BY count DESC, stage, kind
 """
+_WAITING = "SELECT count(*) AS waiting FROM retries WHERE run_id = $run AND waiting"
 _PASS_AT_K = "SELECT environment, k, pass_at_k, groups_estimated FROM pass_at_k WHERE run_id = $run ORDER BY k"
 _PARTS = ("queued", "agent", "model", "verification")
 _COUNTS = ("completed", "truncated", "errored", "cancelled", "scored", "succeeded")

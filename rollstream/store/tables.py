@@ -1,4 +1,4 @@
-"""The tables of the store: one for each kind of event, and what they leave out.
+"""The tables of the store: one for each kind of event (events about runs share one), and what they leave out.
 
 Hot columns are picked for the questions people ask; the whole event stands beside them, compressed. What could give a grading
 away is `withheld` from that payload before it is written: the file that is published never holds it, not even in free blocks.
@@ -247,6 +247,40 @@ ROLLOUT_SCORED = EventTable(
         moment("seeded_at", "seeded_at"),
     ),
 )
+RETRY_SCHEDULED = EventTable(
+    "RetryScheduled",
+    "retry_scheduled",
+    (
+        *_SESSION,
+        text("stage", "stage"),
+        ordinal("failures", "failures"),
+        ordinal("next_round", "next_round"),
+        ordinal("next_try", "next_try"),
+        moment("not_before", "not_before"),
+        text("cause_kind", "cause", "kind"),
+        text("cause_stage", "cause", "stage"),
+        long_text("cause_message", "cause", "message"),
+        *_COMPOSITION,
+        text("worker", "worker"),
+        moment("submitted_at", "submitted_at"),
+    ),
+    # The episode stands in its own table, and holds a ticket as well.
+    withheld=frozenset({"ticket", "episode"}),
+)
+
+
+def _run_event(kind: str) -> EventTable:
+    """What is said of a run while it goes on; all kinds share one table, because the last one by offset holds."""
+    columns = (
+        text("run_id", "run", required=True),
+        text("kind", "kind"),
+        long_text("reason", "reason"),
+        text("cause", "cause"),
+        text("by", "by"),
+    )
+    return EventTable(kind, "run_events", columns)
+
+
 DEAD_LETTERED = EventTable(
     "DeadLettered",
     "dead_lettered",
@@ -263,15 +297,24 @@ DEAD_LETTERED = EventTable(
     withheld=frozenset({"original_key", "original_value", "original_headers", "traceback"}),
 )
 
+DEAD_LETTER_SETTLED = EventTable(
+    "DeadLetterSettled",
+    "dead_letter_settled",
+    (text("letter", "letter", required=True), text("how", "how"), text("run_id", "run")),
+)
+
 EVENT_TABLES: tuple[EventTable, ...] = (
     RUN_PUBLISHED,
+    *(_run_event(kind) for kind in ("RunPaused", "RunResumed", "RunCancelled")),
     TASK_SUBMITTED,
     SESSION_READY,
     AGENT_STEPPED,
     EPISODE_COMPLETED,
     VERDICT_REACHED,
     ROLLOUT_SCORED,
+    RETRY_SCHEDULED,
     DEAD_LETTERED,
+    DEAD_LETTER_SETTLED,
 )
 BY_KIND: dict[str, EventTable] = {table.kind: table for table in EVENT_TABLES}
 

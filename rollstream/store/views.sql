@@ -173,9 +173,13 @@ WITH seen AS (
     GROUP BY run_id
 ), published AS (
     SELECT DISTINCT ON (run_id) * FROM run_published ORDER BY run_id, kafka_partition, kafka_offset
+), told AS (
+    SELECT DISTINCT ON (run_id) run_id, kind, reason FROM run_events ORDER BY run_id, kafka_partition, kafka_offset DESC
 )
 SELECT
     run_id,
+    CASE told.kind WHEN 'RunPaused' THEN 'paused' WHEN 'RunCancelled' THEN 'cancelled' ELSE 'active' END AS state,
+    CASE told.kind WHEN 'RunPaused' THEN told.reason END AS paused_because,
     published.dataset,
     published.environments::JSON AS environments,
     coalesce(published.harness, seen.harness) AS harness,
@@ -190,16 +194,41 @@ SELECT
     mean_reward,
     published.occurred_at AS published_at,
     submitted_at, ended_at
-FROM published FULL JOIN seen USING (run_id);
+FROM published FULL JOIN seen USING (run_id) LEFT JOIN told USING (run_id);
 
--- Records that nobody could handle, said by the worker that met them, else by the store.
+-- One row a retry: what failed or was held back, and what happens next. `waiting` is true until it has happened.
+CREATE OR REPLACE VIEW retries AS
+SELECT
+    run_id, environment, dataset, task_id, group_id, rollout_id, session_id, round, try, stage, failures, next_round, next_try,
+    not_before, cause_kind, cause_stage, cause_message, worker, occurred_at AS scheduled_at,
+    NOT EXISTS (
+        SELECT 1
+        FROM session_ready AS next
+        WHERE stage = 'agent' AND next.rollout_id = retry.rollout_id
+            AND (next.round, next.try) >= (retry.next_round, retry.next_try)
+    ) AND NOT EXISTS (
+        SELECT 1 FROM rollout_scored AS ended WHERE ended.rollout_id = retry.rollout_id AND ended.round >= retry.next_round
+    ) AND NOT EXISTS (
+        SELECT 1
+        FROM retry_scheduled AS later
+        WHERE later.rollout_id = retry.rollout_id
+            AND (later.next_round, later.next_try, later.failures, later.kafka_offset)
+                > (retry.next_round, retry.next_try, retry.failures, retry.kafka_offset)
+    ) AS waiting
+FROM retry_scheduled AS retry;
+
+-- Records that nobody could handle, said by the worker that met them, else by the store; and what was done about each.
 CREATE OR REPLACE VIEW dead_letters AS
 SELECT
     boundary, reason, original_topic AS topic, original_partition AS kafka_partition, original_offset AS kafka_offset,
-    run_id, rollout_id, occurred_at
+    run_id, rollout_id, occurred_at,
+    (
+        SELECT arg_min(how, settled.kafka_offset) FROM dead_letter_settled AS settled
+        WHERE TRY_CAST(settled.letter AS UUID) = dead_lettered.event_id
+    ) AS settled
 FROM dead_lettered
 UNION ALL
-SELECT 'store_worker', reason, topic, kafka_partition, kafka_offset, run_id, rollout_id, recorded_at
+SELECT 'store_worker', reason, topic, kafka_partition, kafka_offset, run_id, rollout_id, recorded_at, NULL
 FROM dead_rows
 WHERE NOT EXISTS (
     SELECT 1
@@ -247,6 +276,18 @@ UNION ALL
 SELECT 'RolloutScored', 'rollouts.scored', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
     run_id, group_id, rollout_id, session_id, payload
 FROM rollout_scored
+UNION ALL
+SELECT 'RetryScheduled', 'rollouts.retries', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+    run_id, group_id, rollout_id, session_id, payload
+FROM retry_scheduled
+UNION ALL
+SELECT kind, 'runs.control', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+    run_id, NULL, NULL, NULL, payload
+FROM run_events
+UNION ALL
+SELECT 'DeadLetterSettled', 'dead.letters', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+    run_id, NULL, NULL, NULL, payload
+FROM dead_letter_settled
 UNION ALL
 SELECT 'DeadLettered', 'dead.letters', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
     run_id, NULL, rollout_id, NULL, payload

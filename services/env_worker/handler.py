@@ -1,23 +1,24 @@
 """Seeds sessions: one task in, one SessionReady for each attempt out."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollstream.environments import registry
 from rollstream.environments.intake import Unreadable, read_task
 from rollstream.environments.protocol import Environment, Task
 from rollstream.environments.tickets import open_ticket, seal_task
-from rollstream.errors import Refused
+from rollstream.errors import Poison, Refused
 from rollstream.eventlog.control import RunControl
 from rollstream.eventlog.failures import TaskFailure
 from rollstream.eventlog.producer import Publisher
 from rollstream.eventlog.reading import Record
 from rollstream.sealing import Sealer
 from rollstream.settings import Settings
-from schemas.envelope import now, utc_of
+from schemas.envelope import SessionIds, now, utc_of
 from schemas.identities import event_id, session_id
 from schemas.retry import RetryScheduled
 from schemas.session import SessionReady, Submission
-from schemas.task import TaskSubmitted
+from schemas.task import Redrive, TaskSubmitted
 from schemas.values import Composition, JsonObject
 
 ORACLE = "oracle"
@@ -36,27 +37,33 @@ class SeedHandler:
         self._control = control
 
     async def seed(self, record: Record) -> None:
-        """Seed every attempt of one task.
+        """Seed every attempt of one task, or those that its headers ask for when it is published again.
 
         Raises:
             TaskFailure: the record cannot be read, or its task cannot be played; carries what is known of the attempts.
         """
+        headers = record.header_map()
+        try:
+            again = Redrive.of(headers)
+        except ValueError as error:
+            raise TaskFailure(()) from Poison(f"expected headers that say which attempts are driven again, found {error}")
         try:
             submitted = read_task(
                 record.value,
-                record.header_map(),
+                headers,
                 self._settings.defaults,
                 self._settings.limits.for_episode(),
                 utc_of(record.timestamp_ms),
             )
         except Unreadable as error:
-            raise TaskFailure(error.group.sessions() if error.group else ()) from error
+            raise TaskFailure(_asked_for(again, error.group.sessions()) if error.group else ()) from error
         if self._control.cancelled(submitted.run):
             return
+        attempts = list(_asked_for(again, submitted.sessions()))
         try:
-            sessions = self._sessions(submitted)
+            sessions = self._sessions(submitted, attempts)
         except Exception as error:
-            raise TaskFailure(submitted.sessions()) from error
+            raise TaskFailure(attempts) from error
         for start in range(0, len(sessions), CHUNK):
             await self._publisher.publish(sessions[start : start + CHUNK])
 
@@ -83,7 +90,7 @@ class SeedHandler:
         )
         await self._publisher.publish([ready])
 
-    def _sessions(self, submitted: TaskSubmitted) -> list[SessionReady]:
+    def _sessions(self, submitted: TaskSubmitted, attempts: Sequence[SessionIds]) -> list[SessionReady]:
         template = self._template(submitted.environment, submitted.row, submitted.composition)
         return [
             SessionReady(
@@ -96,7 +103,7 @@ class SeedHandler:
                 ticket=seal_task(self._sealer, submitted.row, ids.session),
                 submitted_at=submitted.occurred_at,
             )
-            for ids in submitted.sessions()
+            for ids in attempts
         ]
 
     def _template(self, name: str, row: JsonObject, composition: Composition) -> dict[str, Any]:
@@ -113,6 +120,10 @@ class SeedHandler:
             "tools": seeded.tools,
             "reference": _reference(environment, task) if composition.harness == ORACLE else None,
         }
+
+
+def _asked_for(again: Redrive | None, first: Iterable[SessionIds]) -> Iterable[SessionIds]:
+    return first if again is None else again.sessions(first)
 
 
 def _reference(environment: Environment[Task], task: Task) -> Submission:

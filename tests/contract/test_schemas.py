@@ -16,12 +16,14 @@ from schemas import identities
 from schemas.envelope import SESSION_HEADERS, Event, RunEvent, SessionEvent, header_map, session_ids_from
 from schemas.episode import EpisodeCompleted
 from schemas.events import EVENTS, UndecodableEvent, decode
-from schemas.failure import DeadLettered, ErrorInfo
+from schemas.failure import DeadLettered, DeadLetterSettled, ErrorInfo
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored, StepReward
+from schemas.run import RunCancelled, RunPaused, RunResumed
 from schemas.session import SessionReady
 from schemas.snapshots import FOLDER, path_of, render
 from schemas.step import AgentStepped
-from schemas.task import TaskSubmitted
+from schemas.task import Redrive, TaskSubmitted
 from schemas.verdict import VerdictReached
 from tests.events import START, Attempt, at, run_published, task_submitted
 
@@ -46,8 +48,20 @@ def dead_lettered() -> DeadLettered:
 
 EXAMPLES: dict[str, Event] = {
     event.kind: event
-    for event in (run_published(), task_submitted(), *Attempt(components={"format": 0.5}).events(), dead_lettered())
+    for event in (
+        run_published(),
+        RunPaused.create(run="run-1", reason="the model server refuses the key", cause="model_unauthorized", by="agent_worker"),
+        RunResumed.create(run="run-1"),
+        RunCancelled.create(run="run-1"),
+        task_submitted(),
+        *Attempt(components={"format": 0.5}).events(),
+        Attempt().retry(),
+        dead_lettered(),
+        DeadLetterSettled.create(dead_lettered(), "replayed"),
+    )
 }
+OWN_HEADERS = {"RetryScheduled": ["stage", "next_round", "next_try"]}
+"""Of records of a session that say more than whose they are."""
 SESSION_KEYED = pytest.mark.parametrize("kind", [kind for kind, event in EVENTS.items() if issubclass(event, SessionEvent)])
 
 
@@ -209,13 +223,20 @@ def test_events_have_the_ids_of_the_table() -> None:
 
 @SESSION_KEYED
 def test_a_record_of_a_session_has_these_headers_and_no_others(kind: str) -> None:
-    assert [name for name, _ in EXAMPLES[kind].headers()] == [*CLOUD_EVENTS, "traceparent", *SESSION_HEADERS]
+    assert [name for name, _ in EXAMPLES[kind].headers()] == [
+        *CLOUD_EVENTS,
+        "traceparent",
+        *SESSION_HEADERS,
+        *OWN_HEADERS.get(kind, []),
+    ]
 
 
-def test_a_terminal_record_has_the_headers_of_its_session_and_its_status() -> None:
+def test_a_terminal_record_has_the_headers_of_its_session_its_revision_and_its_status() -> None:
     scored = EXAMPLES["RolloutScored"]
-    assert [name for name, _ in scored.headers()] == [*CLOUD_EVENTS, "traceparent", *SESSION_HEADERS, "status"]
-    assert header_map(scored.headers())["status"] == "completed"
+    assert [name for name, _ in scored.headers()] == [*CLOUD_EVENTS, "traceparent", *SESSION_HEADERS, "revision", "status"]
+    headers = header_map(scored.headers())
+    assert (headers["revision"], headers["status"]) == ("0", "completed")
+    assert header_map(Attempt().scored(revision=2).headers())["revision"] == "2"
 
 
 def test_the_headers_of_a_session_are_the_ones_of_the_design() -> None:
@@ -245,8 +266,9 @@ def test_the_headers_alone_say_whose_record_it_is(kind: str) -> None:
 
 
 @SESSION_KEYED
-def test_the_key_of_a_session_event_is_its_session(kind: str) -> None:
-    assert EXAMPLES[kind].key() == Attempt().session.encode()
+def test_the_key_of_a_session_event_is_its_session_and_of_a_retry_its_rollout(kind: str) -> None:
+    expected = Attempt().rollout if kind == "RetryScheduled" else Attempt().session
+    assert EXAMPLES[kind].key() == expected.encode()
 
 
 def test_one_rollout_is_one_trace_across_every_retry() -> None:
@@ -362,3 +384,36 @@ def test_the_retry_number_is_called_try_in_json() -> None:
 def test_grading_data_in_the_clear_stands_in_the_task_alone() -> None:
     assert "row" in TaskSubmitted.model_fields
     assert [kind for kind, event in EVENTS.items() if "row" in event.model_fields] == ["TaskSubmitted"]
+
+
+def test_a_cancelled_attempt_has_no_reward_and_is_masked_twice() -> None:
+    attempt = Attempt()
+    scored = RolloutScored.of_cancellation(attempt.ready(), caused_at=at(1))
+    assert (scored.status, scored.stop_reason, scored.reward, scored.success) == ("cancelled", "cancelled", None, None)
+    assert (scored.mask.loss, scored.mask.baseline, scored.error) == (True, True, None)
+    assert scored.event_id == attempt.scored().event_id
+
+
+def test_a_retry_of_a_verification_carries_its_episode_and_no_other_does() -> None:
+    for stage, episode in (("verification", None), ("agent", Attempt().completed())):
+        with pytest.raises(ValueError, match="a retry of stage verification carries its episode"):
+            RetryScheduled.model_validate({**dict(Attempt().retry()), "stage": stage, "episode": episode})
+
+
+def test_a_task_that_is_published_again_for_some_attempts_says_so_in_its_headers() -> None:
+    task = task_submitted(attempts=4)
+    again = Redrive(round=2, indices=frozenset({3, 1}))
+    assert again.headers() == [("redrive_round", b"2"), ("redrive_indices", b"1,3")]
+    assert Redrive.of(header_map([*task.headers(), *again.headers()])) == again
+    sessions = list(again.sessions(task.sessions()))
+    assert [ids.session for ids in sessions] == [Attempt(task, index=index, round_=2).session for index in (1, 3)]
+    assert {(ids.round, ids.try_) for ids in sessions} == {(2, 0)}
+
+
+@pytest.mark.parametrize(
+    "headers", [{"redrive_round": "1"}, {"redrive_round": "x", "redrive_indices": "1"}, {"redrive_round": "-1"}]
+)
+def test_half_of_what_says_which_attempts_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"invalid literal|greater than"):
+        Redrive.of(headers)
+    assert Redrive.of({}) is None

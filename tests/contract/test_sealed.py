@@ -10,11 +10,12 @@ import pytest
 
 from rollstream.environments.protocol import Services
 from rollstream.environments.tickets import open_ticket
-from rollstream.eventlog.failures import Boundary, TaskFailure, settle
+from rollstream.eventlog.failures import Boundary, Settler, TaskFailure
 from rollstream.eventlog.reading import Record
+from rollstream.eventlog.retries import policy_of
 from rollstream.models.openai import ModelPool
 from rollstream.sealing import Sealer, TicketRefused
-from rollstream.settings import Defaults, Limits, ModelSettings, Settings
+from rollstream.settings import Defaults, Limits, ModelSettings, RetrySettings, Settings
 from rollstream.testing.model_server import ScriptedModelServer, always
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
@@ -25,8 +26,10 @@ from schemas.task import TaskSubmitted
 from schemas.values import JsonObject
 from schemas.verdict import VerdictReached
 from services.agent_worker.handler import PlayHandler
+from services.agent_worker.pauses import Pauses
 from services.env_worker.handler import SeedHandler
 from services.verifier_worker.handler import VerifyHandler
+from tests.controls import unheard
 from tests.events import START
 
 KEY, OLD_KEY, FOREIGN_KEY = b"k" * 32, b"o" * 32, b"f" * 32
@@ -51,7 +54,7 @@ ROWS = {
 CASES = pytest.mark.parametrize("case", ROWS)
 
 
-ENV = Boundary("env_worker", "seed", TaskSubmitted)
+ENV = Settler(Boundary("env_worker", "seed"), policy_of(RetrySettings()), 100)
 R = TypeVar("R")
 
 
@@ -83,7 +86,7 @@ def record(row: object) -> Record:
 
 async def seeded(case: str, keys: tuple[bytes, ...] = (KEY,)) -> list[SessionReady]:
     published = Published()
-    await SeedHandler(settings_for(case), Sealer(keys), published).seed(record(ROWS[case]))
+    await SeedHandler(settings_for(case), Sealer(keys), published, unheard()).seed(record(ROWS[case]))
     return [event for event in published.events if isinstance(event, SessionReady)]
 
 
@@ -91,7 +94,7 @@ async def played(descriptor: SessionReady) -> list[Event]:
     async with ScriptedModelServer(always("I do not know.")) as server:
         models = ModelPool(Settings(models={"default": ModelSettings(base_url=server.base_url)}))
         published = Published()
-        await PlayHandler(models, published, "agent_worker@test:1", 5).play(descriptor)
+        await PlayHandler(models, published, Pauses(unheard(), published, "test"), "agent_worker@test:1", 5).play(descriptor)
         await models.close()
     return published.events
 
@@ -149,8 +152,10 @@ async def test_every_attempt_has_a_ticket_of_its_own() -> None:
 async def test_a_task_that_is_refused_shows_no_grading_data_in_what_is_said_of_it(case: str, row: JsonObject) -> None:
     published = Published()
     with pytest.raises(TaskFailure) as caught:
-        await SeedHandler(settings_for(case), Sealer([KEY]), published).seed(record(row))
-    assert_clean(event for event in settle(record(row), caught.value, ENV) if isinstance(event, RolloutScored))
+        await SeedHandler(settings_for(case), Sealer([KEY]), published, unheard()).seed(record(row))
+    assert_clean(
+        event for event in ENV.settle(record(row), caught.value, (TaskSubmitted,), START) if isinstance(event, RolloutScored)
+    )
     assert published.events == []
 
 

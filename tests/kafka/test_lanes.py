@@ -1,6 +1,7 @@
 """Lanes on a real broker: concurrency, commits, restarts, failures."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,16 +9,18 @@ from typing import Any
 import pytest
 from faststream import FastStream
 
-from rollstream.eventlog.apps import Wiring, worker_app
+from rollstream.eventlog.apps import Clients, Route, Wiring, worker_app
+from rollstream.eventlog.connection import connect_admin
 from rollstream.eventlog.failures import Boundary
-from rollstream.eventlog.lanes import LaneSubscriber
+from rollstream.eventlog.lanes import LaneSubscriber, only_waiting
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record, open_reader
 from rollstream.settings import Settings
 from schemas.events import decode
 from schemas.failure import DeadLettered
 from schemas.rollout import RolloutScored
-from schemas.task import TaskSubmitted
+from schemas.run import RunCancelled
+from tests.events import Attempt
 from topics.catalogue import DEAD_LETTERS, ROLLOUTS_SCORED, TASKS_IN
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("topics")]
@@ -25,14 +28,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("topics")]
 Handler = Callable[[Record], Awaitable[None]]
 
 
-def app_for(settings: Settings, handler: Handler, lanes: int = 50) -> FastStream:
-    producer = EventProducer(settings.bootstrap_servers, settings.kafka)
-    wiring = Wiring(Boundary("tester", "seed", TaskSubmitted), TASKS_IN, (ROLLOUTS_SCORED, DEAD_LETTERS), lanes)
-
+def app_for(settings: Settings, handler: Handler, lanes: int = 50, **choices: Any) -> FastStream:
     async def handle(record: Record) -> None:
         await handler(record)
 
-    return worker_app(settings, wiring, producer, handle, read=lambda record: record)
+    route = Route(TASKS_IN, handle, lanes, read=lambda record: record, **choices)
+    wiring = Wiring(Boundary("tester", "seed"), [route], (ROLLOUTS_SCORED, DEAD_LETTERS))
+    return worker_app(settings, wiring, Clients.of(settings, "tester"))
 
 
 @asynccontextmanager
@@ -207,3 +209,126 @@ async def test_two_workers_share_the_work_and_a_leaver_hands_its_part_over(setti
         await leaver.stop()
         await until(lambda: len(set(seen)) == 200, 60)
     assert len(seen) == 200
+
+
+async def test_a_record_that_nobody_here_wants_is_acked_undecoded(settings: Settings) -> None:
+    seen: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        seen.append(record.value)
+
+    await send(settings, 20, [("stage", b"other")])
+    app = app_for(settings, handler, wants=lambda headers: headers.get("stage") != "other")
+    async with running(app):
+        await send(settings, 3)
+        await until(lambda: len(seen) == 3)
+        await until_nothing_is_open(settings)
+    assert len(seen) == 3
+
+
+async def until_nothing_is_open(settings: Settings) -> None:
+    """Wait until the group of these tests has committed all there is."""
+    assert settings.bootstrap_servers is not None
+    group = f"{settings.kafka.topic_prefix}tester"
+    admin = await connect_admin(settings.bootstrap_servers)
+    try:
+        ends = Counter(record.partition for record in await read_all(settings, TASKS_IN))
+        async with asyncio.timeout(20):
+            while True:
+                found = await admin.list_consumer_group_offsets(group)
+                if {tp.partition: entry.offset for tp, entry in found.items() if entry.offset > 0} == ends:
+                    return
+                await asyncio.sleep(0.1)
+    finally:
+        await admin.close()
+
+
+async def test_a_second_record_under_a_key_is_acked_unrun_where_a_topic_is_read_once(settings: Settings) -> None:
+    seen: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        seen.append(record.value)
+
+    async with running(app_for(settings, handler, once=True)):
+        for _ in range(3):
+            await send(settings, 10)
+        await until_nothing_is_open(settings)
+    assert sorted(seen) == sorted(str(number).encode() for number in range(10))
+
+
+async def test_records_without_a_key_are_each_run_even_where_a_topic_is_read_once(settings: Settings) -> None:
+    seen: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        seen.append(record.value)
+
+    async with EventProducer(settings.bootstrap_servers, settings.kafka) as producer:
+        for _ in range(4):
+            await producer.publish_raw("tasks.in", None, b"same")
+    async with running(app_for(settings, handler, once=True)):
+        await until(lambda: len(seen) == 4)
+
+
+async def test_a_record_that_waited_too_long_for_a_lane_fails_with_a_name_of_its_own(settings: Settings) -> None:
+    impatient = settings.model_copy(update={"limits": settings.limits.model_copy(update={"queue_timeout_seconds": 1.0})})
+    held = asyncio.Event()
+    begun: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        begun.append(record.value)
+        await held.wait()
+
+    ids = Attempt().ready().headers()
+    await send(impatient, 2, ids)
+    async with running(app_for(impatient, handler, lanes=1)):
+        async with asyncio.timeout(30):
+            while not (ended := await read_all(impatient, ROLLOUTS_SCORED)):
+                await asyncio.sleep(0.1)
+        held.set()
+    terminal = decode(ended[0].value, RolloutScored)
+    assert terminal.error is not None
+    assert (terminal.error.kind, terminal.error.stage, terminal.error.retryable) == ("queue_timeout", "admission", True)
+    assert "waited longer than 1 s for one of the lanes" in terminal.error.message
+    assert len(begun) == 1
+
+
+async def test_work_that_only_waits_is_handed_back_at_once_when_the_worker_stops(settings: Settings) -> None:
+    patient = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"drain_timeout_s": 60.0})})
+    begun: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        with only_waiting():
+            begun.append(record.value)
+            await asyncio.sleep(3_600)
+
+    await send(patient, 5)
+    app = app_for(patient, handler)
+    async with asyncio.timeout(20):
+        async with running(app):
+            await until(lambda: len(begun) == 5, 10)
+    again: list[bytes | None] = []
+
+    async def handler_again(record: Record) -> None:
+        again.append(record.value)
+
+    async with running(app_for(patient, handler_again)):
+        await until(lambda: len(again) == 5)
+
+
+async def test_the_running_work_of_a_cancelled_run_is_stopped_and_counts_as_done(settings: Settings) -> None:
+    begun: list[bytes | None] = []
+
+    async def handler(record: Record) -> None:
+        begun.append(record.value)
+        await asyncio.sleep(3_600)
+
+    await send(settings, 5, [("run_id", b"r")])
+    app = app_for(settings, handler)
+    async with running(app):
+        await until(lambda: len(begun) == 5)
+        async with EventProducer(settings.bootstrap_servers, settings.kafka) as producer:
+            await producer.publish([RunCancelled.create(run="r")])
+        await until_nothing_is_open(settings)
+        await send(settings, 5, [("run_id", b"r")])
+        await until_nothing_is_open(settings)
+    assert len(begun) == 5

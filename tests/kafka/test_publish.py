@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from rollstream.errors import UsageError
 from rollstream.eventlog.groups import open_groups
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import open_reader
-from rollstream.publishing import Accepted, Published, RunDiffers, RunRequest, plan_run, publish_run, tasks_of
+from rollstream.publishing import Accepted, Published, RunDiffers, RunIsOver, RunRequest, plan_run, publish_run, tasks_of
 from rollstream.runs import known_runs
 from rollstream.settings import Settings
 from schemas.events import decode
 from schemas.failure import ErrorInfo
 from schemas.rollout import RolloutScored
+from schemas.run import RunCancelled, RunPaused
 from schemas.task import TaskSubmitted
 from schemas.values import Composition, EpisodeLimits
 from topics.catalogue import TASKS_IN
@@ -274,6 +276,35 @@ async def test_what_waits_for_a_worker_is_its_lag(settings: Settings, tmp_path: 
     assert settings.bootstrap_servers is not None
     await published(request(task_file(tmp_path, [row(number) for number in range(5)])), settings)
     async with open_groups(settings.bootstrap_servers, settings.kafka) as groups:
-        states = {state.consumption.worker: state for state in await groups.describe()}
-    assert (states["env_worker"].lag, states["env_worker"].members) == (5, ())
-    assert states["agent_worker"].lag == 0
+        states = {state.consumption.topic.name: state for state in await groups.describe()}
+    assert (states["tasks.in"].lag, states["tasks.in"].members) == (5, ())
+    assert states["sessions.ready"].lag == 0
+
+
+# Into a run that is held up.
+
+
+async def test_a_cancelled_run_takes_no_more_tasks_and_a_paused_one_says_that_it_waits(
+    settings: Settings, tmp_path: Path
+) -> None:
+    some, more = request(task_file(tmp_path, [row(1)])), request(task_file(tmp_path, [row(1), row(2)]), run="cancelled")
+    plan = plan_run(more, settings, datetime.now(UTC))
+    pause = RunPaused.create(run="r", reason="the key is refused", cause="k", by="w")
+    async with EventProducer(settings.bootstrap_servers, settings.kafka) as producer:
+        await producer.publish([plan.manifest, pause, RunCancelled.create(run="cancelled")])
+
+    with pytest.raises(RunIsOver, match=r"run cancelled is cancelled.*`rollstream resume cancelled` first"):
+        await published(more, settings)
+    assert await tasks_on_the_log(settings) == []
+    assert (await published(replace(some, path=more.path), settings)).held_up == "is paused: the key is refused"
+
+
+async def test_publishing_what_a_cancelled_run_has_already_says_how_to_run_it_again(settings: Settings, tmp_path: Path) -> None:
+    wanted = request(task_file(tmp_path, [row(1)]))
+    await published(wanted, settings)
+    async with EventProducer(settings.bootstrap_servers, settings.kafka) as producer:
+        await producer.publish([RunCancelled.create(run="r")])
+
+    again = await published(wanted, settings)
+    assert (again.groups, again.already) == (0, 1)
+    assert again.held_up == "is cancelled: `rollstream resume r --cancelled` drives it again"

@@ -5,9 +5,11 @@ import json
 import pytest
 
 from rollstream.cli.progress import Outcome, RunProgress, Snapshot, duration, line, outcome_of
-from rollstream.cli.watch import notices
+from rollstream.cli.watch import held_up, notices
+from rollstream.eventlog.control import RunStates
 from rollstream.eventlog.groups import CONSUMPTIONS
 from schemas.rollout import Status
+from schemas.run import RunCancelled, RunPaused
 from schemas.values import GroupRef, Usage
 
 
@@ -135,6 +137,64 @@ def test_a_record_without_body_and_ids_is_nothing() -> None:
 def test_a_snapshot_reads_as_one_line() -> None:
     snapshot = after(outcome("a"), outcome("b", "errored", None), seeded=("c",))
     assert line(snapshot) == "2/4 done, 1 running, 1 failed, 0.2/s, 10 s left, mean reward 1.000, success 100.0%"
+
+
+# Retries, and further rounds.
+
+
+def test_a_retry_waits_until_its_session_is_opened_in_whatever_order_that_is_told() -> None:
+    progress = RunProgress(2)
+    progress.rollout_seeded("a")
+    progress.retry_scheduled("a", (0, 1))
+    progress.rollout_seeded("b", (0, 2))
+    progress.retry_scheduled("b", (0, 1))
+    assert (progress.snapshot(0).waiting, progress.snapshot(0).running) == (1, 2)
+    progress.rollout_seeded("a", (0, 1))
+    assert progress.snapshot(0).waiting == 0
+
+
+def test_a_verification_waits_until_its_attempt_has_ended() -> None:
+    progress = RunProgress(1)
+    progress.rollout_seeded("a", (0, 1))
+    progress.retry_scheduled("a", (0, 1), verification=True)
+    assert progress.snapshot(0).waiting == 1
+    progress.rollout_ended(outcome("a"), at_s=0)
+    assert progress.snapshot(0).waiting == 0
+
+
+def test_a_resumed_attempt_is_under_way_until_its_new_round_has_ended() -> None:
+    progress = RunProgress(2)
+    for rollout in ("a", "b"):
+        progress.rollout_seeded(rollout)
+    progress.rollout_ended(outcome("a"), at_s=0)
+    progress.rollout_ended(outcome("b", "errored", None), at_s=0)
+    assert progress.snapshot(0).is_complete
+    progress.retry_scheduled("b", (1, 0))
+    waiting = progress.snapshot(0)
+    assert (waiting.done, waiting.running, waiting.waiting, waiting.is_complete) == (1, 1, 1, False)
+    assert "1 waiting for a retry" in line(waiting)
+    progress.rollout_seeded("b", (1, 0))
+    progress.rollout_ended(outcome("b", round=1), at_s=0)
+    final = progress.snapshot(0)
+    assert (final.done, final.failed, final.running, final.is_complete) == (2, 0, 0, True)
+
+
+def test_a_run_that_somebody_holds_up_is_told_with_the_reason() -> None:
+    states = RunStates()
+    assert held_up("r", states) == []
+    states.learn(RunPaused.create(run="r", reason="the key is refused", cause="k", by="w"))
+    assert held_up("r", states) == ["run r is paused: the key is refused"]
+    assert held_up("other", states) == []
+    states.learn(RunCancelled.create(run="r"))
+    assert "run r is cancelled" in held_up("r", states)[0]
+
+
+def test_nobody_to_take_up_retries_is_told_when_one_waits() -> None:
+    progress = RunProgress(1)
+    progress.rollout_seeded("a")
+    progress.retry_scheduled("a", (0, 1))
+    told = [notice for notice in notices(progress.snapshot(0), CONSUMPTIONS) if "rollouts.retries" in notice]
+    assert told[0] == "nobody consumes rollouts.retries: start an env_worker (`rollstream up`)"
 
 
 def test_missing_workers_are_told_with_the_topic_that_waits() -> None:

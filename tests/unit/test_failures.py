@@ -7,24 +7,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.errors import BoundaryFailure, EnvironmentFailure, EpisodeTimeout, ModelFailure, Poison, Refused
-from rollstream.eventlog.failures import MAX_MESSAGE, Boundary, TaskFailure, error_info, settle
+from rollstream.errors import (
+    BoundaryFailure,
+    CircuitOpen,
+    EnvironmentFailure,
+    EpisodeTimeout,
+    ModelFailure,
+    Poison,
+    Refused,
+)
+from rollstream.eventlog.failures import MAX_MESSAGE, Boundary, Settler, TaskFailure, error_info
 from rollstream.eventlog.reading import Record
+from rollstream.eventlog.retries import Backoff, RetryPolicy
 from schemas.envelope import Event, header_map
 from schemas.episode import EpisodeCompleted
 from schemas.events import EVENTS, UndecodableEvent, decode
 from schemas.failure import MAX_ORIGINAL_BYTES, DeadLettered
+from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.session import SessionReady
 from schemas.task import TaskSubmitted
-from tests.events import CANARY, START, Attempt, Log, task_submitted
+from tests.events import CANARY, START, Attempt, Log, at, task_submitted
 
-AGENT = Boundary("agent_worker", "agent", SessionReady)
-ENV = Boundary("env_worker", "seed", TaskSubmitted)
-VERIFIER = Boundary("verifier_worker", "verification", EpisodeCompleted)
+NO_RETRIES = RetryPolicy(default=Backoff(attempts=1))
+THREE_TRIES = RetryPolicy(default=Backoff(attempts=3, first_s=10, factor=2, most_s=100))
+AGENT = Boundary("agent_worker", "agent")
+ENV = Boundary("env_worker", "seed")
+VERIFIER = Boundary("verifier_worker", "verification")
+READS: dict[Boundary, tuple[type[Event], ...]] = {AGENT: (SessionReady,), ENV: (TaskSubmitted,), VERIFIER: (EpisodeCompleted,)}
 SMALLEST_RECORD = 1024 * 1024
 """What any broker takes by default."""
 OFFSETS = count()
+
+
+def settle(record: Record, error: Exception, boundary: Boundary) -> list[Event]:
+    """How a worker settles its first failure, when nothing is ever tried again."""
+    return Settler(boundary, NO_RETRIES, 0).settle(record, error, READS[boundary], at(10))
 
 
 def ready() -> Record:
@@ -219,3 +237,114 @@ def test_no_record_whatever_it_holds_can_break_its_settling(value: bytes | None,
             assert decode(event.to_json(), EVENTS[event.kind]) == event
             orjson.loads(event.to_json())
             assert header_map(event.headers())["ce_id"] == event.event_id
+
+
+# Tried again, or not.
+
+
+AWAY = ModelFailure("the model server answered 503", kind="model_unavailable", retryable=True)
+
+
+def settler(boundary: Boundary = AGENT, budget: int = 100) -> Settler:
+    return Settler(boundary, THREE_TRIES, budget)
+
+
+def retried(event: Event, error: Exception = AWAY, by: Settler | None = None, expected: type[Event] = SessionReady) -> Event:
+    """The one event that settles a failure of `event`."""
+    (settled,) = (by or settler()).settle(Log().record(event), error, (expected,), at(10))
+    return settled
+
+
+def test_a_failure_that_a_retry_can_help_is_scheduled_and_nothing_ends() -> None:
+    attempt = Attempt()
+    retry = retried(attempt.ready())
+    assert isinstance(retry, RetryScheduled)
+    assert (retry.stage, retry.failures, retry.next_round, retry.next_try) == ("agent", 1, 0, 1)
+    assert (retry.session, retry.ticket) == (attempt.session, attempt.ready().ticket)
+    assert (retry.cause.kind, retry.cause.retryable) == ("model_unavailable", True)
+    assert at(15) <= retry.not_before <= at(25)
+    assert (retry.episode, retry.key()) == (None, attempt.rollout.encode())
+
+
+def test_each_try_counts_the_failures_before_it_until_the_last_one_is_final() -> None:
+    second = retried(Attempt(try_=1).ready().model_copy(update={"failures": 1}))
+    last = retried(Attempt(try_=2).ready().model_copy(update={"failures": 2}))
+    assert isinstance(second, RetryScheduled)
+    assert (second.failures, second.next_try) == (2, 2)
+    assert isinstance(last, RolloutScored)
+    assert (last.status, last.try_, last.reward) == ("errored", 2, None)
+
+
+def test_a_resumed_attempt_is_retried_within_its_own_round() -> None:
+    retry = retried(Attempt(round_=2).ready())
+    assert isinstance(retry, RetryScheduled)
+    assert (retry.next_round, retry.next_try) == (2, 1)
+
+
+def test_a_failed_verification_is_repeated_with_the_episode_that_there_is() -> None:
+    attempt = Attempt(try_=1)
+    failure = EnvironmentFailure("grader died", stage="verification", retryable=True)
+    retry = retried(attempt.completed(), failure, settler(VERIFIER), EpisodeCompleted)
+    assert isinstance(retry, RetryScheduled)
+    assert (retry.stage, retry.next_try, retry.failures) == ("verification", 1, 1)
+    assert retry.episode == attempt.completed()
+
+
+def test_a_retry_that_fails_again_stays_what_it_was_and_counts_on() -> None:
+    attempt = Attempt()
+    first = retried(attempt.ready())
+    again = retried(first, by=settler(ENV), expected=RetryScheduled)
+    assert isinstance(first, RetryScheduled)
+    assert isinstance(again, RetryScheduled)
+    assert (again.stage, again.next_try, again.failures) == ("agent", 1, 2)
+    assert again.event_id != first.event_id
+
+
+def test_the_same_failure_settled_twice_is_one_retry() -> None:
+    first, second = retried(Attempt().ready()), retried(Attempt().ready())
+    assert first.event_id == second.event_id
+
+
+def test_a_run_that_has_spent_its_budget_of_retries_fails_for_good_and_no_other_does() -> None:
+    thrifty = settler(budget=2)
+    other = Attempt(task_submitted(run="run-2"))
+    kinds = [type(retried(Attempt(try_=number).ready(), by=thrifty)) for number in range(4)]
+    assert kinds == [RetryScheduled, RetryScheduled, RolloutScored, RolloutScored]
+    assert isinstance(retried(other.ready(), by=thrifty), RetryScheduled)
+
+
+def test_a_call_that_was_not_made_uses_up_no_attempt_and_no_budget() -> None:
+    thrifty = settler(budget=0)
+    exhausted = Attempt(try_=9).ready().model_copy(update={"failures": 2})
+    retry = retried(exhausted, CircuitOpen("nobody asks it for a while", retry_after_s=7.0), thrifty)
+    assert isinstance(retry, RetryScheduled)
+    assert (retry.failures, retry.next_try, retry.not_before) == (2, 10, at(17))
+
+
+def test_a_server_that_says_how_long_to_wait_is_given_that_time() -> None:
+    patient = ModelFailure("429", kind="model_rate_limited", retryable=True)
+    patient.retry_after_s = 90.0
+    retry = retried(Attempt().ready(), patient)
+    assert isinstance(retry, RetryScheduled)
+    assert retry.not_before == at(100)
+
+
+def test_a_task_that_failed_is_not_retried_even_if_its_cause_could_be() -> None:
+    task = task_submitted(attempts=2)
+    failure = TaskFailure(task.sessions())
+    failure.__cause__ = EnvironmentFailure("away", stage="seed", retryable=True)
+    events = settler(ENV).settle(Log().record(task), failure, (TaskSubmitted,), at(10))
+    assert [type(event) for event in events] == [RolloutScored] * 2
+
+
+def test_poison_and_bugs_are_never_retried() -> None:
+    for error in (undecodable(), bug()):
+        events = settler().settle(ready(), error, (SessionReady,), at(10))
+        assert [type(event) for event in events] == [DeadLettered, RolloutScored]
+
+
+def test_a_record_of_a_retry_that_cannot_be_read_ends_its_attempt_from_the_headers() -> None:
+    retry = retried(Attempt().ready())
+    record = Log().raw("rollouts.retries", b"garbage", headers=tuple(retry.headers()))
+    events = settler(ENV).settle(record, undecodable(), (RetryScheduled,), at(10))
+    assert [type(event) for event in events] == [DeadLettered, RolloutScored]

@@ -29,12 +29,16 @@ from rollstream.testing.model_server import (
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
 from schemas.events import EVENTS, decode
+from schemas.retry import RetryScheduled
+from schemas.run import RunPaused
 from schemas.session import SessionReady, Submission
 from schemas.step import AgentStepped
 from schemas.values import ChatMessage, Composition, EpisodeLimits, Sampling, Usage
 from services.agent_worker.handler import PlayHandler
 from services.agent_worker.harnesses import registry
 from services.agent_worker.harnesses.protocol import AgentSession, Capabilities, Models, Turn
+from services.agent_worker.pauses import Pauses
+from tests.controls import unheard
 from tests.events import CANARY, Attempt
 
 QUESTION: list[ChatMessage] = [{"role": "user", "content": "1 + 1 = ?"}]
@@ -65,7 +69,9 @@ class Scene:
     def __init__(self, server: ScriptedModelServer, models: ModelPool) -> None:
         self.server = server
         self.published = Published()
-        self.handler = PlayHandler(models, self.published, "agent_worker@test:1", cleanup_timeout_s=0.3)
+        self.control = unheard()
+        pauses = Pauses(self.control, self.published, "agent_worker@test:1")
+        self.handler = PlayHandler(models, self.published, pauses, "agent_worker@test:1", cleanup_timeout_s=0.3)
 
     async def play(self, descriptor: SessionReady) -> EpisodeCompleted:
         await self.handler.play(descriptor)
@@ -345,7 +351,17 @@ async def test_a_model_that_fails_ends_the_session_and_nothing_is_handed_in(stat
     async with scene(Status(status)) as here:
         error = await here.fail(ready(), ModelFailure)
     assert error.retryable == (status == 500)
-    assert here.published.batches == []
+    assert [event.kind for batch in here.published.batches for event in batch] == (["RunPaused"] if status == 401 else [])
+
+
+async def test_a_session_of_a_paused_run_goes_back_to_the_log_unplayed() -> None:
+    async with scene("never asked") as here:
+        await here.control.tell(RunPaused.create(run="run-1", reason="the key is refused", cause="k", by="w"))
+        await here.handler.play(ready())
+        assert here.server.requests == []
+    ((retry,),) = here.published.batches
+    assert isinstance(retry, RetryScheduled)
+    assert (retry.failures, retry.next_try, retry.cause.kind) == (0, 1, "run_paused")
 
 
 async def test_steps_made_before_a_failure_stay_in_the_log(turns: type[Turns]) -> None:

@@ -213,3 +213,13 @@ def test_nothing_makes_apply_raise(records: list[tuple[str, bytes | None]]) -> N
         assert store.apply([log.raw(topic, raw) for topic, raw in records]) == len(records)
         store.publish()
         assert answer(Path(folder), "SELECT count(*) FROM events WHERE NOT json_valid(payload)") == [(0,)]
+
+
+@pytest.mark.parametrize("version", [True, False, None, "2", -1, 2**40, 1.5])
+def test_a_schema_version_that_is_no_number_is_stored_as_the_first(version: object, tmp_path: Path) -> None:
+    strange = json.dumps({**json.loads(Attempt().ready().to_json()), "schema_version": version}).encode()
+    log = Log()
+    with writing(tmp_path) as store:
+        store.apply([log.raw("sessions.ready", strange), *log.records(Attempt(try_=1).ready())])
+        store.publish()
+    assert answer(tmp_path, "SELECT schema_version FROM session_ready") == [(1,), (1,)]

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstream.store.counting import that_count
+from schemas.counting import that_count
 from schemas.envelope import Event
 from schemas.episode import EpisodeTiming
-from schemas.failure import ErrorInfo
+from schemas.failure import DeadLettered, DeadLetterSettled, ErrorInfo
 from schemas.rollout import RolloutScored
+from schemas.run import RunCancelled, RunPaused, RunResumed
 from schemas.values import Usage
-from tests.events import Attempt, Log, at, attempts, run_published, task_submitted
+from tests.events import CANARY, Attempt, Log, at, attempts, run_published, task_submitted
 from tests.stores import answer, publish_events, writing
 
 
@@ -218,3 +219,87 @@ def terminal_record(attempt: Attempt, revision: int, number: int) -> RolloutScor
     error = ErrorInfo(kind="x", stage="agent", message="x", retryable=False)
     record = RolloutScored.of_failure(attempt.ready(), error, at(1))
     return record.model_copy(update={"event_id": f"terminal-{number}", "revision": revision, "reward": float(number)})
+
+
+# Retries, and runs that are held up.
+
+
+def test_a_retry_waits_until_its_session_is_opened_or_its_attempt_has_ended(tmp_path: Path) -> None:
+    task = task_submitted(attempts=4)
+    waits, opened, ended, verifying = (Attempt(task, index=index) for index in range(4))
+    publish_events(
+        tmp_path, task, waits.retry(), opened.retry(), replace(opened, try_=1).ready(), ended.retry(), ended.failed(),
+        verifying.ready(), verifying.verification_retry(),
+    )  # fmt: skip
+    found = answer(tmp_path, "SELECT rollout_id, stage, next_try, cause_kind, waiting FROM retries")
+    assert sorted(found, key=str) == sorted(
+        [
+            (waits.rollout, "agent", 1, "model_unavailable", True),
+            (opened.rollout, "agent", 1, "model_unavailable", False),
+            (ended.rollout, "agent", 1, "model_unavailable", False),
+            (verifying.rollout, "verification", 0, "grader_crashed", True),
+        ],
+        key=str,
+    )
+
+
+def test_of_several_retries_of_an_attempt_the_last_one_waits(tmp_path: Path) -> None:
+    first, second = Attempt(), Attempt(try_=1)
+    publish_events(tmp_path, first.task, first.retry(), second.retry(failures=2), second.retry(next_round=1))
+    assert answer(tmp_path, "SELECT next_round, next_try, waiting FROM retries ORDER BY 1, 2") == [
+        (0, 1, False),
+        (0, 2, False),
+        (1, 0, True),
+    ]
+
+
+def test_a_run_has_the_state_that_was_said_last(tmp_path: Path) -> None:
+    def pause(run: str) -> Event:
+        return RunPaused.create(run=run, reason="the key is refused", cause="model_unauthorized", by="w")
+
+    runs = ("active", "paused", "resumed", "cancelled")
+    said = [*map(pause, runs[1:]), RunResumed.create(run="resumed"), RunCancelled.create(run="cancelled")]
+    publish_events(tmp_path, *map(run_published, runs), *said)
+    assert answer(tmp_path, "SELECT run_id, state, paused_because FROM runs ORDER BY run_id") == [
+        ("active", "active", None),
+        ("cancelled", "cancelled", None),
+        ("paused", "paused", "the key is refused"),
+        ("resumed", "active", None),
+    ]
+    assert answer(tmp_path, "SELECT kind, count(*) FROM events WHERE topic = 'runs.control' GROUP BY 1 ORDER BY 1") == [
+        ("RunCancelled", 1),
+        ("RunPaused", 3),
+        ("RunPublished", 4),
+        ("RunResumed", 1),
+    ]
+
+
+def test_a_dead_letter_says_what_was_done_about_it(tmp_path: Path) -> None:
+    letters = [
+        DeadLettered.of_record(
+            boundary="w",
+            reason="r",
+            topic="tasks.in",
+            partition=0,
+            offset=offset,
+            key=None,
+            value=b"x",
+            headers=[],
+            recorded_at=at(0),
+        )
+        for offset in range(3)
+    ]
+    done = [DeadLetterSettled.create(letters[0], "replayed"), DeadLetterSettled.create(letters[1], "discarded")]
+    publish_events(tmp_path, *letters, *done)
+    assert answer(tmp_path, "SELECT kafka_offset, settled FROM dead_letters ORDER BY 1") == [
+        (0, "replayed"),
+        (1, "discarded"),
+        (2, None),
+    ]
+
+
+def test_no_ticket_of_a_retry_is_published_nor_the_one_of_its_episode(tmp_path: Path) -> None:
+    publish_events(tmp_path, Attempt().retry(), Attempt().verification_retry())
+    ((both,),) = answer(tmp_path, "SELECT string_agg(payload, '') FROM retry_scheduled")
+    assert CANARY not in str(both)
+    assert answer(tmp_path, "SELECT count(*) FROM retry_scheduled") == [(2,)]

@@ -1,9 +1,8 @@
 """The two files of a store, open for writing, within a bound of memory.
 
-DuckDB works through a column 2,048 values at a time, so a checkpoint may have to hold 2,048 payloads at once: of long
-trajectories, that is gigabytes. Everything else does with little. So the limit is low, and raised to the setting's for a
-checkpoint; and checkpoints are made here and nowhere else, because one that DuckDB makes by itself, and that runs out of
-memory, invalidates the database.
+DuckDB works through a column 2,048 values at a time, so a checkpoint may have to hold as many at once; everything else does
+with little. So the limit is low, and raised to the setting's for a checkpoint; and checkpoints are made here and nowhere else,
+because one that DuckDB makes by itself, and that runs out of memory, invalidates the database.
 """
 
 import logging
@@ -23,14 +22,14 @@ from rollstream.store.decoding import Row
 
 log = logging.getLogger(__name__)
 
-WORKING_MEMORY_MIB = 192
+WORKING_MEMORY_MIB = 128
 """All that inserts and look-ups need. What DuckDB caches beyond it is of no use to a writer."""
-CHECKPOINT_BYTES = 64 * 1024 * 1024
-"""How much may be inserted until it is compressed: more takes longer to replay after a crash, less is compressed twice."""
+CHECKPOINT_BYTES = 32 * 1024 * 1024
+"""How much may be inserted until it is compressed: more takes memory, and time after a crash; less is compressed twice."""
 # The log comes in one batch after another: a second thread costs memory and CPU time, and saves nothing.
 _THREADS = 1
 _NEVER = "1TB"
-# Small row groups keep the cost of a batch flat as the file grows. Neither option is remembered in the file.
+# A checkpoint compresses the last row group again, so small ones keep its cost flat. Neither option is remembered in the file.
 _ATTACH = "ATTACH '{path}' AS {name} (ROW_GROUP_SIZE 2048, STORAGE_VERSION 'v1.5.0')"
 
 
@@ -131,6 +130,8 @@ class Database:
             self._limit(min(WORKING_MEMORY_MIB, self._most_mib))
 
     def close(self) -> None:
+        # DuckDB checkpoints once more as it closes.
+        self._limit(self._most_mib)
         self.connection.close()
 
     def _limit(self, mib: int) -> None:

@@ -31,15 +31,15 @@ class Rows:
     private: dict[str, list[Row]] = field(default_factory=dict)
     _seen: set[tuple[str, Scalar]] = field(default_factory=set)
 
-    def add_event(self, table: EventTable, row: Row, long_payload: str | None = None) -> None:
+    def add_event(self, table: EventTable, row: Row, long_payload: str = "") -> None:
         """Keep `row` unless its event id was here before: the first by offset counts."""
         identity = (table.name, row[0])
         if identity in self._seen:
             return
         self._seen.add(identity)
         self.add_public(table.name, row)
-        for part, start in enumerate(range(0, len(long_payload or ""), MAX_VALUE_BYTES)):
-            self.add_public(LONG_PAYLOADS, (row[0], table.kind, part, (long_payload or "")[start : start + MAX_VALUE_BYTES]))
+        for part, text in enumerate(_parts(long_payload)):
+            self.add_public(LONG_PAYLOADS, (row[0], table.kind, part, text))
 
     def add_public(self, table: str, row: Row) -> None:
         self.public.setdefault(table, []).append(row)
@@ -114,7 +114,8 @@ def _add_bare_task(rows: Rows, record: Record, document: Document) -> None:
 
 def _keep_task_row(rows: Rows, record: Record, document: Document) -> None:
     ids = [value if isinstance(value := document.body.get(name), str) else None for name in ("run", "group")]
-    rows.add_private("task_rows", (record.topic, *ids, document.escaped, document.text, *_position(record)))
+    for part, text in enumerate(_parts(document.text)):
+        rows.add_private("task_rows", (record.topic, *ids, document.escaped, part, text, *_position(record)))
 
 
 def _add_unknown(rows: Rows, record: Record, document: Document, kind: str, version: int) -> None:
@@ -131,6 +132,10 @@ def _add_dead(rows: Rows, record: Record, reason: str) -> None:
 def _keep_raw(rows: Rows, record: Record, why: str) -> None:
     key, value = (part[:MAX_VALUE_BYTES] if part is not None else None for part in (record.key, record.value))
     rows.add_private("raw_records", (record.topic, why, key, value, *_position(record)))
+
+
+def _parts(text: str) -> list[str]:
+    return [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
 
 
 def _position(record: Record) -> tuple[int, int, Scalar]:

@@ -310,6 +310,7 @@ PRIVATE_TABLES: dict[str, tuple[tuple[str, SqlType], ...]] = {
         ("run_id", "VARCHAR"),
         ("group_id", "VARCHAR"),
         ("escaped", "BOOLEAN"),
+        ("part", "INTEGER"),
         ("payload", "PAYLOAD"),
         *POSITION,
     ),

@@ -71,7 +71,7 @@ def pack(tag: str, recipe: Recipe) -> None:
 
     Raises:
         PackagesMissing: some of its packages are not installed here.
-        subprocess.CalledProcessError: Docker refused.
+        OSError, subprocess.CalledProcessError: Docker refused.
     """
     files = installed_files(closure([*BASE_PACKAGES, *recipe.packages], installed_packages()))
     options = [text for instruction in recipe.instructions for text in ("--change", instruction)]
@@ -134,7 +134,7 @@ def closure(seeds: Iterable[str], installed: Sequence[Package]) -> list[str]:
         if package.name in needed or package.name in NOT_PACKED:
             continue
         needed.add(package.name)
-        todo += [next(iter(present)) for term in package.depends if (present := [name for name in term if name in found])]
+        todo += [present[0] for term in package.depends if (present := [name for name in term if name in found])]
     return sorted(needed)
 
 

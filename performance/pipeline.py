@@ -234,7 +234,9 @@ def show(results: Collection[Result]) -> None:
     console.print(table)
     for result in results:
         parts = (f"{name} {seconds * 1000 / result.episodes:.2f}" for name, seconds in result.used.cpu_by_name.items())
+        held = (f"{name} {mib:.0f}" for name, mib in result.used.rss_by_name.items())
         console.print(f"{result.name}, CPU-ms/episode: {', '.join(parts)}", highlight=False)
+        console.print(f"{result.name}, MiB at the peak: {', '.join(held)}", highlight=False)
 
 
 async def measure(groups: int, attempts: int, together: bool) -> None:

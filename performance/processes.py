@@ -22,6 +22,8 @@ class Usage:
     processes: int
     cpu_by_name: dict[str, float]
     """Seconds of each child, its own children included."""
+    rss_by_name: dict[str, float]
+    """MiB of each child at the moment when all together held most."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Measured:
     _baseline: dict[int, float] = field(default_factory=dict)
     _peak_rss: float = 0.0
     _peak_count: int = 0
+    _rss_by_name: dict[str, float] = field(default_factory=dict)
     _done: threading.Event = field(default_factory=threading.Event)
     _sampler: threading.Thread | None = None
 
@@ -79,7 +82,7 @@ class Measured:
         for pid, seconds in self._cpu.items():
             name = self._names.get(pid, "?")
             by_name[name] = by_name.get(name, 0.0) + seconds - self._baseline.get(pid, 0.0)
-        return Usage(sum(by_name.values()), self._peak_rss, self._peak_count, by_name)
+        return Usage(sum(by_name.values()), self._peak_rss, self._peak_count, by_name, self._rss_by_name)
 
     def stop(self) -> None:
         self._done.set()
@@ -110,15 +113,18 @@ class Measured:
             self._take()
 
     def _take(self) -> None:
-        rss, count = 0.0, 0
+        held: dict[str, float] = {}
+        count = 0
         for process in self._alive():
             try:
                 self._cpu[process.pid] = _cpu_s(process)
-                rss += process.memory_info().rss / 2**20
+                name = self._names[process.pid]
+                held[name] = held.get(name, 0.0) + process.memory_info().rss / 2**20
                 count += 1
             except psutil.NoSuchProcess:
                 continue
-        self._peak_rss = max(self._peak_rss, rss)
+        if sum(held.values()) > self._peak_rss:
+            self._peak_rss, self._rss_by_name = sum(held.values()), held
         self._peak_count = max(self._peak_count, count)
 
 

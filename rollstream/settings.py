@@ -124,6 +124,7 @@ class StoreSettings(Section):
     publish_interval_s: Annotated[float, Field(gt=0)] = 5.0
     batch_max_records: Annotated[int, Field(ge=1)] = 5_000
     memory_limit_mib: Annotated[int, Field(ge=128)] = 1024
+    """What DuckDB may take while it checkpoints; between checkpoints it keeps to 128 MiB."""
 
 
 class VerifierSettings(Section):

@@ -51,7 +51,7 @@ class ContainerBroker:
 
     def launch(self, state: BrokerState) -> BrokerState:
         """Start the container; it is not answering yet."""
-        self._run("rm", "-f", self.name)
+        self._run("rm", "-f", "-v", self.name)
         self._expect(*run_arguments(self.home, self.name, self._image, state.port))
         return state
 
@@ -63,7 +63,7 @@ class ContainerBroker:
     def end(self, state: BrokerState, *, timeout_s: float) -> None:
         """Ask the container to end, and after `timeout_s` end it."""
         self._run("stop", "-t", str(int(timeout_s)), self.name, timeout_s=timeout_s + COMMAND_TIMEOUT_S)
-        self._expect("rm", "-f", self.name)
+        self._expect("rm", "-f", "-v", self.name)
 
     def last_lines(self, count: int) -> list[str]:
         done = self._run("logs", "--tail", str(count), self.name)

@@ -4,10 +4,12 @@ It outlives whoever started it and does not see the Ctrl-C of their terminal. It
 which names its home: a process id alone may have been recycled.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,9 +175,18 @@ def find_process(home: Path, state: BrokerState) -> psutil.Process | None:
         except psutil.NoSuchProcess:
             pass
         else:
+            _await_command_line(remembered)
             if _is_broker_of(home, remembered):
                 return remembered
     return next((process for process in psutil.process_iter() if _is_broker_of(home, process)), None)
+
+
+def _await_command_line(process: psutil.Process, timeout_s: float = 2.0) -> None:
+    """A process that has just been launched has no command line for a moment, longer on a busy machine."""
+    give_up = time.monotonic() + timeout_s
+    with contextlib.suppress(psutil.Error):
+        while not process.cmdline() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < give_up:
+            time.sleep(0.005)
 
 
 def _is_broker_of(home: Path, process: psutil.Process) -> bool:

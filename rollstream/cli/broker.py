@@ -14,7 +14,9 @@ from rollstream.cli.common import Config, DataDir, err, out, read_settings
 
 NOT_RUNNING = 3
 
-app = typer.Typer(no_args_is_help=True, help="Start, stop and look at the embedded Kafka of a data directory.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Start, stop and look at the embedded Kafka of a data directory."
+)
 
 
 @app.command()

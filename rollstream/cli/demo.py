@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from rollstream.cli.run import conclude, hints, play, print_hints
 from rollstream.cli.show import print_trajectory
 from rollstream.cli.stack import found_or_started, home
 from rollstream.errors import UsageError
-from rollstream.models.local import MODEL_NAME, LocalModelServer
+from rollstream.models.local import DEFAULT_SLOTS, MODEL_NAME, LocalModelServer
 from rollstream.publishing import RunRequest
 from rollstream.runs import known_runs
 from rollstream.settings import ModelSettings, Settings
@@ -34,9 +34,11 @@ from schemas.values import Composition, Sampling
 
 TASKS = "demo.jsonl"
 MODEL = "demo"
-SAMPLING = Sampling(temperature=0.7, max_tokens=128)
+SAMPLING = Sampling(temperature=0.7, max_tokens=48)
 HURRY = {"ROLLSTREAM_KAFKA__DRAIN_TIMEOUT_S": "3"}
 """Whoever interrupts a demo does not wait for its model."""
+FEW_AT_ONCE = {"ROLLSTREAM_LIMITS__MAX_CONCURRENT_EPISODES": str(2 * DEFAULT_SLOTS)}
+"""What waits, waits in the log and not inside a small model server, where its time would run out on a slow machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class _Policy:
 
     name: str
     environment: dict[str, str]
-    """Declares it to the workers."""
+    """What workers need to know of it."""
 
 
 def demo(
@@ -98,7 +100,8 @@ def _policy(settings: Settings, base_url: str | None, model: str | None) -> Iter
     else:
         with LocalModelServer(home(settings)) as url:
             out.print(f"using the local model {MODEL_NAME} at {url}")
-            yield _declared(url, MODEL_NAME)
+            policy = _declared(url, MODEL_NAME)
+            yield replace(policy, environment=policy.environment | FEW_AT_ONCE)
 
 
 def _declared(base_url: str, model: str) -> _Policy:

@@ -17,7 +17,7 @@ from rollstream.environments.symbolic import symbolically_equal
 from schemas.session import Submission
 from schemas.values import JsonObject, clean_text
 
-INSTRUCTION = r"Think step by step. Put your final answer, and nothing else, inside \boxed{}."
+INSTRUCTION = r"Put your final answer in \boxed{}."
 MAX_REFERENCE = 2_000
 MAX_WORDS = 8
 """Of a reference that is no number: `Tuesday` and `no real solution` are answers, a paragraph of working is not."""

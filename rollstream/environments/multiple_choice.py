@@ -17,6 +17,10 @@ from rollstream.environments.protocol import Episode, Seeded, Services, Task, Ve
 from schemas.session import Submission
 from schemas.values import JsonObject
 
+INSTRUCTION = r"Answer with the letter of the correct option in \boxed{}."
+INSTRUCTION_COLON = 'End with "Answer: X", where X is the letter of the correct option.'
+"""Short and without an example in the box, because small models copy what stands there."""
+
 GradingMode = Literal["strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient"]
 
 _BARE = re.compile(r"[^A-Za-z]*([A-Za-z])[^A-Za-z]*")
@@ -218,8 +222,7 @@ class MultipleChoiceEnvironment:
         if task.messages:
             return Seeded(messages=task.messages, tools=task.tools or [])
         lines = [f"{letter}: {text}" for letter, text in task.options.items()]
-        how = "Answer: X" if task.grading_mode == "lenient_answer_colon" else r"\boxed{X}"
-        closing = f"Think step by step if it helps. End with {how}, where X is the letter of the right option."
+        closing = INSTRUCTION_COLON if task.grading_mode == "lenient_answer_colon" else INSTRUCTION
         content = "\n".join([task.question or "", "", *lines, "", closing])
         return Seeded(messages=[{"role": "user", "content": content}])
 

@@ -1,10 +1,12 @@
 """Topics as they are against topics as the catalogue wants them. Idempotent: what exists is compared, never changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import NoError, TopicAlreadyExistsError, for_code
 
 from rollstream.errors import UsageError
 from rollstream.settings import KafkaSettings
@@ -13,6 +15,10 @@ from topics.catalogue import CATALOGUE, Topic
 
 class TopicMismatch(UsageError):
     """Topics exist with other partitions or retention than this installation needs."""
+
+
+class TopicsRefused(UsageError):
+    """The broker would not create topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ async def ensure(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> Provisione
     states = await describe(admin, kafka)
     missing = [state for state in states if state.partitions is None]
     if missing:
-        await admin.create_topics(
+        response = await admin.create_topics(
             [
                 NewTopic(
                     name=state.name,
@@ -93,12 +99,28 @@ async def ensure(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> Provisione
                 for state in missing
             ]
         )
+        _require_created(response.topic_errors)
     existing = [state for state in states if state.partitions is not None]
     return Provisioned(
         created=[state.name for state in missing],
         existing=[state.name for state in existing],
         mismatches=compare(existing, kafka),
     )
+
+
+def _require_created(errors: Iterable[Sequence[Any]]) -> None:
+    """Look at what the broker says of each topic: (name, error code, message if its version has one).
+
+    Raises:
+        TopicsRefused: it did not make one of them. That somebody else was first is no failure.
+    """
+    refused = [
+        f"{name} ({'; '.join(filter(None, [for_code(code).__name__, *rest]))})"
+        for name, code, *rest in errors
+        if code not in (NoError.errno, TopicAlreadyExistsError.errno)
+    ]
+    if refused:
+        raise TopicsRefused(f"the broker did not create {', '.join(refused)}; look at kafka.replication_factor and its log")
 
 
 async def require(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> None:

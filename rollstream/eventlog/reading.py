@@ -43,18 +43,18 @@ class LogReader:
         await self._consumer.seek_to_beginning(*self._consumer.assignment())
 
     async def seek_to_end(self) -> None:
-        await self._consumer.seek_to_end(*self._consumer.assignment())
+        if partitions := self._consumer.assignment():
+            await self._consumer.seek_to_end(*partitions)
 
     async def seek_to_time(self, moment: datetime) -> None:
         """Every partition to its first record at or after `moment`, by broker time."""
         partitions = self._consumer.assignment()
+        # The ends first: what arrives between the two look-ups lies behind them and is read.
+        ends = await self._consumer.end_offsets(partitions)
         found = await self._consumer.offsets_for_times({tp: round(moment.timestamp() * 1000) for tp in partitions})
         for partition in partitions:
             position = found.get(partition)
-            if position is None:
-                await self._consumer.seek_to_end(partition)
-            else:
-                self._consumer.seek(partition, position.offset)
+            self._consumer.seek(partition, ends[partition] if position is None else position.offset)
 
     def seek(self, topic: Topic, positions: Mapping[int, int]) -> None:
         """Partitions of a topic to given offsets."""

@@ -11,12 +11,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from rollstream.store.json_text import dump
+from schemas.values import truncate_text
 
 Scalar = str | int | float | bool | datetime | bytes | None
 Convert = Callable[[object], Scalar]
 SqlType = Literal["VARCHAR", "BIGINT", "INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMP", "UUID", "JSON", "PAYLOAD", "BLOB"]
 """JSON and PAYLOAD are VARCHARs that hold strict JSON; PAYLOAD is compressed with zstd, and so is BLOB."""
 
+MAX_VALUE_BYTES = 32 * 1024
+"""Of one value in a table. DuckDB holds 2,048 values of a column at once, so their length is what bounds its memory."""
+MAX_NAME_BYTES = 4 * 1024
+"""Of an id or a name; ours have 512 characters at most."""
 EPOCH = datetime(1970, 1, 1)
 """TIMESTAMP columns hold UTC, without saying so."""
 _INT64 = range(-(2**63), 2**63)
@@ -38,8 +43,8 @@ def text(name: str, *path: str, required: bool = False) -> Column:
 
 
 def long_text(name: str, *path: str) -> Column:
-    """A text of any length, compressed."""
-    return Column(name, "PAYLOAD", path, _as_text)
+    """A text of some length, compressed; the payload has it whole."""
+    return Column(name, "PAYLOAD", path, _as_long_text)
 
 
 def integer(name: str, *path: str) -> Column:
@@ -96,7 +101,11 @@ def utc_of_ms(milliseconds: int) -> datetime:
 
 
 def _as_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return truncate_text(value, MAX_NAME_BYTES) if isinstance(value, str) else None
+
+
+def _as_long_text(value: object) -> str | None:
+    return truncate_text(value, MAX_VALUE_BYTES) if isinstance(value, str) else None
 
 
 def _as_integer(value: object) -> int | None:

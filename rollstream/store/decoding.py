@@ -11,9 +11,9 @@ from uuid import UUID
 
 from rollstream.eventlog.reading import Record
 from rollstream.store import json_text
-from rollstream.store.columns import Scalar, as_utc, utc_of_ms
+from rollstream.store.columns import MAX_VALUE_BYTES, Scalar, as_utc, utc_of_ms
 from rollstream.store.json_text import Document, Unreadable
-from rollstream.store.tables import BY_KIND, DEAD_LETTERED, TASK_SUBMITTED, EventTable
+from rollstream.store.tables import BY_KIND, DEAD_LETTERED, LONG_PAYLOADS, TASK_SUBMITTED, EventTable
 from schemas.values import JsonObject, clean_text
 from topics.catalogue import BY_NAME, CATALOGUE, TASKS_IN
 
@@ -31,12 +31,15 @@ class Rows:
     private: dict[str, list[Row]] = field(default_factory=dict)
     _seen: set[tuple[str, Scalar]] = field(default_factory=set)
 
-    def add_event(self, table: EventTable, row: Row) -> None:
+    def add_event(self, table: EventTable, row: Row, long_payload: str = "") -> None:
         """Keep `row` unless its event id was here before: the first by offset counts."""
         identity = (table.name, row[0])
-        if identity not in self._seen:
-            self._seen.add(identity)
-            self.public.setdefault(table.name, []).append(row)
+        if identity in self._seen:
+            return
+        self._seen.add(identity)
+        self.add_public(table.name, row)
+        for part, text in enumerate(_parts(long_payload)):
+            self.add_public(LONG_PAYLOADS, (row[0], table.kind, part, text))
 
     def add_public(self, table: str, row: Row) -> None:
         self.public.setdefault(table, []).append(row)
@@ -89,11 +92,14 @@ def _add_event(rows: Rows, record: Record, document: Document, table: EventTable
     occurred_at = as_utc(body.get("occurred_at")) or position[-1]
     caused_at = as_utc(body.get("caused_at")) or occurred_at
     head = (_uuid(event_id), _version(body), occurred_at, caused_at, document.escaped)
-    rows.add_event(table, (*head, *own, published.text, *position))
+    if len(published.text) <= MAX_VALUE_BYTES:
+        rows.add_event(table, (*head, *own, published.text, *position))
+    else:
+        rows.add_event(table, (*head, *own, None, *position), long_payload=published.text)
     if table is TASK_SUBMITTED:
         _keep_task_row(rows, record, document)
     elif table is DEAD_LETTERED:
-        rows.add_private("raw_records", (record.topic, "dead letter", record.key, record.value, *position))
+        _keep_raw(rows, record, "dead letter")
 
 
 def _add_bare_task(rows: Rows, record: Record, document: Document) -> None:
@@ -108,18 +114,28 @@ def _add_bare_task(rows: Rows, record: Record, document: Document) -> None:
 
 def _keep_task_row(rows: Rows, record: Record, document: Document) -> None:
     ids = [value if isinstance(value := document.body.get(name), str) else None for name in ("run", "group")]
-    rows.add_private("task_rows", (record.topic, *ids, document.escaped, document.text, *_position(record)))
+    for part, text in enumerate(_parts(document.text)):
+        rows.add_private("task_rows", (record.topic, *ids, document.escaped, part, text, *_position(record)))
 
 
 def _add_unknown(rows: Rows, record: Record, document: Document, kind: str, version: int) -> None:
     row = (record.topic, kind, version, *_size_and_ids(record), *_position(record))
     rows.add_public("unknown_events", row)
-    rows.add_private("raw_records", (record.topic, "unknown event", record.key, record.value, *_position(record)))
+    _keep_raw(rows, record, "unknown event")
 
 
 def _add_dead(rows: Rows, record: Record, reason: str) -> None:
     rows.add_public("dead_rows", (record.topic, reason, *_size_and_ids(record), *_position(record)))
-    rows.add_private("raw_records", (record.topic, "dead row", record.key, record.value, *_position(record)))
+    _keep_raw(rows, record, "dead row")
+
+
+def _keep_raw(rows: Rows, record: Record, why: str) -> None:
+    key, value = (part[:MAX_VALUE_BYTES] if part is not None else None for part in (record.key, record.value))
+    rows.add_private("raw_records", (record.topic, why, key, value, *_position(record)))
+
+
+def _parts(text: str) -> list[str]:
+    return [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
 
 
 def _position(record: Record) -> tuple[int, int, Scalar]:

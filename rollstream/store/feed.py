@@ -95,7 +95,13 @@ class Feed:
         return sum(max(0, end - self._next.get(position, 0)) for position, end in self.ends().items())
 
     async def close(self) -> None:
-        await self._consumer.stop()
+        # Stopped while it waits to fetch again, the consumer lets its own cancellation escape, and leaves its client open.
+        stopping = asyncio.ensure_future(self._consumer.stop())
+        await asyncio.wait([stopping])
+        if stopping.cancelled():
+            await self._consumer._client.close()
+        else:
+            stopping.result()
 
     async def _look_for_partitions(self) -> None:
         found = await self._partitions()

@@ -5,73 +5,37 @@ that is not in the store. Two files, because what is withheld must never enter t
 file at a time, so the private rows go first and are told apart by their position in the log.
 """
 
-import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
 import orjson
-import pyarrow as pa
 
 import rollstream
-from rollstream.errors import UsageError
 from rollstream.eventlog.reading import Record
 from rollstream.settings import StoreSettings
 from rollstream.store import schema, snapshot
 from rollstream.store.columns import Scalar, utc_of_ms
-from rollstream.store.decoding import Row, decode
+from rollstream.store.database import Database, StoreFiles
+from rollstream.store.decoding import Row, Rows, decode
 from rollstream.store.lock import WriterLock
-from rollstream.store.tables import EVENT_TABLES, EventTable
-
-log = logging.getLogger(__name__)
+from rollstream.store.tables import EVENT_TABLES, LONG_PAYLOADS, EventTable
 
 Position = tuple[str, int]
 """Topic (without prefix) and partition."""
 
 _EVENTS: dict[str, EventTable] = {table.name: table for table in EVENT_TABLES}
-# Small row groups and an early checkpoint keep the cost of a batch flat as the file grows; neither is remembered in the file.
-_ATTACH = "ATTACH '{path}' AS {name} (ROW_GROUP_SIZE 12288, STORAGE_VERSION 'v1.5.0')"
-_CHECKPOINT_THRESHOLD = "64MB"
-# The log comes in one batch after another: a second thread costs memory and CPU time, and saves nothing.
-_THREADS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFiles:
-    """Where a data directory keeps its store."""
-
-    data_dir: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.data_dir / "store"
-
-    @property
-    def public(self) -> Path:
-        """Written by the store_worker, and copied."""
-        return self.folder / "store.duckdb"
-
-    @property
-    def private(self) -> Path:
-        return self.folder / "private.duckdb"
-
-    @property
-    def published(self) -> Path:
-        return self.data_dir / snapshot.PUBLISHED
 
 
 class Store:
     """The writer's view of a store. Not thread-safe: one thread calls everything. Create it with `Store.open`."""
 
-    def __init__(self, files: StoreFiles, connection: duckdb.DuckDBPyConnection, lock: WriterLock) -> None:
+    def __init__(self, files: StoreFiles, database: Database, lock: WriterLock) -> None:
         self._files = files
-        self._connection = connection
+        self._database = database
         self._lock = lock
-        self._offsets = _stored_offsets(connection)
+        self._offsets = _stored_offsets(database)
 
     @classmethod
     def open(cls, data_dir: Path, settings: StoreSettings) -> "Store":
@@ -85,9 +49,7 @@ class Store:
         lock = WriterLock(files.folder / "writer.lock")
         lock.acquire()
         try:
-            connection = _connect(files, settings)
-            _open_files(connection, files)
-            return cls(files, connection, lock)
+            return cls(files, Database.open(files, settings), lock)
         except BaseException:
             lock.release()
             raise
@@ -116,26 +78,28 @@ class Store:
         if not fresh:
             return 0
         rows = decode(fresh)
-        if rows.private:
-            # Before the offsets: a crash between the two repeats this insert, and the rows' positions make that harmless.
-            with self._transaction():
-                for name, private in rows.private.items():
-                    self._insert(private, schema.PRIVATE[name], _INSERT_PRIVATE.format(table=name))
-        with self._transaction():
-            for name, public in rows.public.items():
-                self._insert(public, schema.PUBLIC[name], _insert_public(name), *_since(name, public))
-            self._insert(_moved(fresh, ends or {}), schema.OFFSETS, "INSERT OR REPLACE INTO projector_offsets FROM batch")
+        moved = _moved(fresh, ends or {})
+        try:
+            self._commit(rows, moved)
+        except duckdb.OutOfMemoryException:
+            with self._database.more_memory():
+                self._commit(rows, moved)
         self._offsets = offsets
+        self._database.checkpoint_if_due()
         return len(fresh)
 
     def publish(self) -> None:
-        """Replace the published copy by the store as it is now."""
+        """Replace the published copy by the store as it is now.
+
+        Raises:
+            UsageError: long trajectories need more memory than the setting allows.
+        """
         offsets = {f"{topic}/{partition}": offset for (topic, partition), offset in sorted(self._offsets.items())}
-        info = [_now(), rollstream.__version__, orjson.dumps(offsets).decode()]
-        with self._transaction():
-            self._connection.execute("DELETE FROM snapshot_info")
-            self._connection.execute("INSERT INTO snapshot_info VALUES (?, ?, ?)", info)
-        self._connection.execute("CHECKPOINT store")
+        info = (_now(), rollstream.__version__, orjson.dumps(offsets).decode())
+        with self._database.transaction():
+            self._database.connection.execute("DELETE FROM snapshot_info")
+            self._database.connection.execute("INSERT INTO snapshot_info VALUES (?, ?, ?)", info)
+        self._database.checkpoint()
         snapshot.publish(self._files.public, self._files.published)
 
     def remove_leftovers(self) -> None:
@@ -143,23 +107,20 @@ class Store:
         snapshot.remove_leftover(self._files.published)
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close()
         self._lock.release()
 
-    def _insert(self, rows: list[Row], columns: schema.Schema, statement: str, *parameters: object) -> None:
-        self._connection.register("batch", schema.arrow_table(rows, columns))
-        self._connection.execute(statement, parameters)
-        self._connection.unregister("batch")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.begin()
-        try:
-            yield
-        except BaseException:
-            self._connection.rollback()
-            raise
-        self._connection.commit()
+    def _commit(self, rows: Rows, moved: list[Row]) -> None:
+        database = self._database
+        if rows.private:
+            # Before the offsets: a crash between the two repeats this insert, and the rows' positions make that harmless.
+            with database.transaction():
+                for name, private in rows.private.items():
+                    database.insert(private, schema.PRIVATE[name], _INSERT_PRIVATE.format(table=name))
+        with database.transaction():
+            for name, public in rows.public.items():
+                database.insert(public, schema.PUBLIC[name], _insert_public(name), *_since(name, public))
+            database.insert(moved, schema.OFFSETS, "INSERT OR REPLACE INTO projector_offsets FROM batch")
 
 
 _INSERT_PRIVATE = """
@@ -176,7 +137,17 @@ WHERE NOT EXISTS (SELECT 1 FROM {table} AS stored WHERE stored.event_id = batch.
 """
 
 
+_INSERT_LONG = f"""
+INSERT INTO {LONG_PAYLOADS} FROM batch
+WHERE NOT EXISTS (
+    SELECT 1 FROM {LONG_PAYLOADS} AS stored WHERE stored.event_id = batch.event_id AND stored.kind = batch.kind
+)
+"""
+
+
 def _insert_public(name: str) -> str:
+    if name == LONG_PAYLOADS:
+        return _INSERT_LONG
     table = _EVENTS.get(name)
     if table is None:
         return f"INSERT INTO {name} FROM batch"
@@ -206,56 +177,6 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(tzinfo=None)
 
 
-def _connect(files: StoreFiles, settings: StoreSettings) -> duckdb.DuckDBPyConnection:
-    # Arrow's own allocator keeps what a large batch took; the system's gives it back.
-    pa.set_memory_pool(pa.system_memory_pool())
-    spill = files.folder / "spill"
-    connection = duckdb.connect(
-        config={"memory_limit": f"{settings.memory_limit_mib}MiB", "threads": _THREADS, "temp_directory": str(spill)}
-    )
-    connection.execute(f"SET checkpoint_threshold = '{_CHECKPOINT_THRESHOLD}'")
-    return connection
-
-
-def _open_files(connection: duckdb.DuckDBPyConnection, files: StoreFiles) -> None:
-    """Attach both files, made anew if they are missing or of an older schema.
-
-    Raises:
-        UsageError: a newer rollstream made them.
-    """
-    versions = _attach(connection, files)
-    if max(version or 0 for version in versions) > schema.SCHEMA_VERSION:
-        raise UsageError(f"the store in {files.folder} was made by a newer rollstream; upgrade, or use another data directory")
-    if versions != [schema.SCHEMA_VERSION] * 2:
-        if any(versions):
-            log.warning("the store in %s is of an older schema: set aside, and built anew from the log", files.folder)
-            _set_aside(connection, files)
-            _attach(connection, files)
-        for database, ddl in (("private", schema.private_ddl("private")), ("store", schema.public_ddl("store"))):
-            connection.execute(f"USE {database}; BEGIN; {ddl}; COMMIT")
-    connection.execute(f"USE store; BEGIN; {schema.views_sql()}; COMMIT")
-
-
-def _attach(connection: duckdb.DuckDBPyConnection, files: StoreFiles) -> list[int | None]:
-    """Attach the files; returns the schema version of each, or None of one that was just made."""
-    versions: list[int | None] = []
-    for name, path in (("store", files.public), ("private", files.private)):
-        quoted = str(path).replace("'", "''")
-        connection.execute(_ATTACH.format(path=quoted, name=name))
-        tables = connection.execute(
-            "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND table_name = 'schema_version'", [name]
-        ).fetchall()
-        made = tables[0][0] == 0
-        versions.append(None if made else connection.execute(f"SELECT version FROM {name}.schema_version").fetchall()[0][0])
-    return versions
-
-
-def _set_aside(connection: duckdb.DuckDBPyConnection, files: StoreFiles) -> None:
-    for name, path in (("store", files.public), ("private", files.private)):
-        connection.execute(f"DETACH {name}")
-        os.replace(path, path.with_suffix(".old.duckdb"))
-
-
-def _stored_offsets(connection: duckdb.DuckDBPyConnection) -> dict[Position, int]:
-    rows = connection.execute("SELECT topic, kafka_partition, next_offset FROM projector_offsets").fetchall()
+def _stored_offsets(database: Database) -> dict[Position, int]:
+    rows = database.connection.execute("SELECT topic, kafka_partition, next_offset FROM projector_offsets").fetchall()
     return {(topic, partition): offset for topic, partition, offset in rows}

@@ -12,7 +12,7 @@ from rollstream.store.columns import Scalar, SqlType
 from rollstream.store.decoding import Row
 from rollstream.store.tables import EVENT_TABLES, PRIVATE_TABLES, RECORD_TABLES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Schema = tuple[tuple[str, SqlType], ...]
 

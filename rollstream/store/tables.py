@@ -318,7 +318,14 @@ EVENT_TABLES: tuple[EventTable, ...] = (
 )
 BY_KIND: dict[str, EventTable] = {table.kind: table for table in EVENT_TABLES}
 
+LONG_PAYLOADS = "long_payloads"
 RECORD_TABLES: dict[str, tuple[tuple[str, SqlType], ...]] = {
+    LONG_PAYLOADS: (
+        ("event_id", "UUID"),
+        ("kind", "VARCHAR"),
+        ("part", "INTEGER"),
+        ("text", "PAYLOAD"),
+    ),
     "unknown_events": (
         ("topic", "VARCHAR"),
         ("kind", "VARCHAR"),
@@ -337,7 +344,8 @@ RECORD_TABLES: dict[str, tuple[tuple[str, SqlType], ...]] = {
         *POSITION,
     ),
 }
-"""What the store could not read, without its content: events of another version or kind, and records that are no events."""
+"""Payloads that are too long for one value, in parts; and what the store could not read, without its content: events of another
+version or kind, and records that are no events."""
 
 PRIVATE_TABLES: dict[str, tuple[tuple[str, SqlType], ...]] = {
     "task_rows": (
@@ -345,6 +353,7 @@ PRIVATE_TABLES: dict[str, tuple[tuple[str, SqlType], ...]] = {
         ("run_id", "VARCHAR"),
         ("group_id", "VARCHAR"),
         ("escaped", "BOOLEAN"),
+        ("part", "INTEGER"),
         ("payload", "PAYLOAD"),
         *POSITION,
     ),
@@ -356,4 +365,4 @@ PRIVATE_TABLES: dict[str, tuple[tuple[str, SqlType], ...]] = {
         *POSITION,
     ),
 }
-"""Content that is never published: tasks with their grading data, and the bytes of what could not be read."""
+"""Content that is never published: tasks with their grading data, and the first bytes of what could not be read."""

@@ -24,6 +24,18 @@ _CHOICES: dict[Choice, str] = {
     "best": "WHERE run_id = $run AND reward IS NOT NULL ORDER BY reward DESC, scored_at DESC, rollout_id LIMIT $count",
 }
 _FOUND_AT_MOST = 6
+_ASKED = "SELECT payload -> '$.messages' AS said FROM events WHERE kind = 'SessionReady' AND session_id = $id"
+_WHY = """
+SELECT payload -> '$.diagnostics' AS why FROM events WHERE kind = 'VerdictReached' AND event_id = TRY_CAST($id AS UUID)
+"""
+_SAID = """
+SELECT payload -> '$.new_messages' AS heard, payload -> '$.message' AS said
+FROM events
+WHERE kind = 'AgentStepped' AND session_id = $id AND payload ->> '$.execution.id' = (
+    SELECT arg_max(execution_id, kafka_offset) FROM agent_stepped WHERE session_id = $id
+)
+ORDER BY (payload ->> '$.index')::INTEGER
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +145,8 @@ def _read(connection: duckdb.DuckDBPyConnection, rollout: str) -> Trajectory:
 
 def _recorded(connection: duckdb.DuckDBPyConnection, session: str) -> list[JsonObject]:
     """What the session's last execution said, after what it was asked."""
-    asked = query(connection, "SELECT payload -> '$.messages' AS said FROM session_ready WHERE session_id = $id", id=session)
-    steps = query(
-        connection,
-        """
-        SELECT payload -> '$.new_messages' AS heard, payload -> '$.message' AS said
-        FROM agent_stepped
-        WHERE session_id = $id AND execution_id = (
-            SELECT arg_max(execution_id, kafka_offset) FROM agent_stepped WHERE session_id = $id
-        )
-        ORDER BY step_index
-        """,
-        id=session,
-    )
+    asked = query(connection, _ASKED, id=session)
+    steps = query(connection, _SAID, id=session)
     messages = [message for row in asked for message in _loads(row["said"], [])]
     for step in steps:
         messages += _loads(step["heard"], [])
@@ -154,11 +155,7 @@ def _recorded(connection: duckdb.DuckDBPyConnection, session: str) -> list[JsonO
 
 
 def _diagnostics(connection: duckdb.DuckDBPyConnection, verdict: str | None) -> JsonObject:
-    found = query(
-        connection,
-        "SELECT payload -> '$.diagnostics' AS why FROM verdict_reached WHERE event_id = TRY_CAST($id AS UUID)",
-        id=verdict,
-    )
+    found = query(connection, _WHY, id=verdict)
     return _loads(found[0]["why"], {}) if found else {}
 
 

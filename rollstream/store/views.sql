@@ -9,6 +9,10 @@ CREATE OR REPLACE MACRO pass_at_k(n, c, k) AS CASE
     ELSE 1.0 - list_product(list_transform(range(n - c + 1, n + 1), lambda i: 1.0 - k::DOUBLE / i))
 END;
 
+-- Payloads that are too long for one value, put together again.
+CREATE OR REPLACE VIEW whole_payloads AS
+SELECT kind, event_id, string_agg(text, '' ORDER BY part) AS whole FROM long_payloads GROUP BY kind, event_id;
+
 -- One row a group: what is public of its task. Told by the task itself, else by a session, else by a terminal record.
 CREATE OR REPLACE VIEW tasks AS
 SELECT DISTINCT ON (group_id) * EXCLUDE (told_by, kafka_partition, kafka_offset)
@@ -66,8 +70,12 @@ CREATE OR REPLACE VIEW rollouts AS SELECT * EXCLUDE (event_id, payload) FROM cou
 
 -- Rollouts with what was said.
 CREATE OR REPLACE VIEW trajectories AS
-SELECT * EXCLUDE (event_id, payload), payload -> '$.messages' AS messages, payload -> '$.tools' AS tools
-FROM counting_records;
+SELECT
+    record.* EXCLUDE (event_id, payload),
+    coalesce(payload, whole) -> '$.messages' AS messages,
+    coalesce(payload, whole) -> '$.tools' AS tools
+FROM counting_records AS record
+LEFT JOIN (FROM whole_payloads WHERE kind = 'RolloutScored') AS long USING (event_id);
 
 -- One row a model call, of every try and every execution: what happened, and what it cost. `counts` is true where it is part of
 -- the trajectory that counts.
@@ -76,14 +84,14 @@ SELECT
     run_id, environment, task_id, group_id, rollout_id, session_id, round, try, execution_id, worker, source, step_index, role,
     turn, model, finish_reason, prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, started_at, duration_s,
     attempts, policy_version,
-    payload -> '$.message' AS message,
+    coalesce(payload, whole) -> '$.message' AS message,
     event_id IN (
         SELECT unnest(from_json(steps, '["VARCHAR"]'))::UUID
         FROM episode_completed
         WHERE session_id IN (SELECT session_id FROM rollouts)
     ) AS counts,
     occurred_at
-FROM agent_stepped;
+FROM agent_stepped LEFT JOIN (FROM whole_payloads WHERE kind = 'AgentStepped') AS long USING (event_id);
 
 -- One row a group, ended or not. Scored means that there is a reward; errored and cancelled attempts have none.
 CREATE OR REPLACE VIEW groups AS
@@ -249,46 +257,50 @@ ORDER BY topic, kafka_partition;
 
 -- Every event, as it stands in the log but for what grades.
 CREATE OR REPLACE VIEW events AS
-SELECT 'RunPublished' AS kind, 'runs.control' AS topic, kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, NULL AS group_id, NULL AS rollout_id, NULL AS session_id, payload
-FROM run_published
-UNION ALL
-SELECT 'TaskSubmitted', 'tasks.in', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, NULL, NULL, payload
-FROM task_submitted
-UNION ALL
-SELECT 'SessionReady', 'sessions.ready', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, rollout_id, session_id, payload
-FROM session_ready
-UNION ALL
-SELECT 'AgentStepped', 'agent.steps', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, rollout_id, session_id, payload
-FROM agent_stepped
-UNION ALL
-SELECT 'EpisodeCompleted', 'episodes.completed', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, rollout_id, session_id, payload
-FROM episode_completed
-UNION ALL
-SELECT 'VerdictReached', 'verdicts', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, rollout_id, session_id, payload
-FROM verdict_reached
-UNION ALL
-SELECT 'RolloutScored', 'rollouts.scored', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, rollout_id, session_id, payload
-FROM rollout_scored
-UNION ALL
-SELECT 'RetryScheduled', 'rollouts.retries', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, group_id, rollout_id, session_id, payload
-FROM retry_scheduled
-UNION ALL
-SELECT kind, 'runs.control', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, NULL, NULL, NULL, payload
-FROM run_events
-UNION ALL
-SELECT 'DeadLetterSettled', 'dead.letters', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, NULL, NULL, NULL, payload
-FROM dead_letter_settled
-UNION ALL
-SELECT 'DeadLettered', 'dead.letters', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
-    run_id, NULL, rollout_id, NULL, payload
-FROM dead_lettered;
+SELECT * EXCLUDE (payload, whole), coalesce(payload, whole) AS payload
+FROM (
+    SELECT 'RunPublished' AS kind, 'runs.control' AS topic, kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, NULL AS group_id, NULL AS rollout_id, NULL AS session_id, payload
+    FROM run_published
+    UNION ALL
+    SELECT 'TaskSubmitted', 'tasks.in', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, NULL, NULL, payload
+    FROM task_submitted
+    UNION ALL
+    SELECT 'SessionReady', 'sessions.ready', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, rollout_id, session_id, payload
+    FROM session_ready
+    UNION ALL
+    SELECT 'AgentStepped', 'agent.steps', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, rollout_id, session_id, payload
+    FROM agent_stepped
+    UNION ALL
+    SELECT 'EpisodeCompleted', 'episodes.completed', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, rollout_id, session_id, payload
+    FROM episode_completed
+    UNION ALL
+    SELECT 'VerdictReached', 'verdicts', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, rollout_id, session_id, payload
+    FROM verdict_reached
+    UNION ALL
+    SELECT 'RolloutScored', 'rollouts.scored', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, rollout_id, session_id, payload
+    FROM rollout_scored
+    UNION ALL
+    SELECT 'RetryScheduled', 'rollouts.retries', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, group_id, rollout_id, session_id, payload
+    FROM retry_scheduled
+    UNION ALL
+    SELECT kind, 'runs.control', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, NULL, NULL, NULL, payload
+    FROM run_events
+    UNION ALL
+    SELECT 'DeadLetterSettled', 'dead.letters', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, NULL, NULL, NULL, payload
+    FROM dead_letter_settled
+    UNION ALL
+    SELECT 'DeadLettered', 'dead.letters', kafka_partition, kafka_offset, event_id, occurred_at, recorded_at,
+        run_id, NULL, rollout_id, NULL, payload
+    FROM dead_lettered
+) AS event
+LEFT JOIN whole_payloads USING (kind, event_id);

@@ -1,6 +1,7 @@
 """compose.yml agrees with the workers there are, with the settings, and with what the agent side must not see."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,21 @@ def test_no_secret_is_in_the_file(services: dict[str, Service]) -> None:
     assert set(secrets.values()) == {None}
 
 
-def test_the_dockerfile_copies_only_what_is_not_ignored() -> None:
-    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
-    sources = {source.rstrip("/") for line in copied for source in line.split()}
+def copied_sources() -> set[str]:
+    copies = re.findall(r"^COPY (.+) \S+$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    return {source.rstrip("/") for line in copies for source in line.split()}
+
+
+def test_the_dockerfile_copies_what_is_not_ignored_and_nothing_else() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
 
-    assert sources == allowed
-    assert all((ROOT / source).exists() for source in sources)
+    assert copied_sources() == allowed
+    assert all((ROOT / source).exists() for source in allowed)
+
+
+def test_the_dockerfile_copies_all_that_the_package_is_built_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel.get("force-include", {}), project["project"]["readme"], "pyproject.toml"}
+
+    assert needed <= copied_sources()

@@ -14,7 +14,7 @@ from deploy.hostpack import PackagesMissing
 from tests.docker.packed_images import (
     ROOT,
     download_wheels,
-    engine_has,
+    engine_has_official,
     kafka_image,
     kafka_recipe,
     packed,
@@ -43,7 +43,7 @@ def engine() -> None:
 @pytest.fixture(scope="session")
 def kafka(engine: None) -> Iterator[str]:
     """The image of Apache Kafka: the official one if the engine has it, else a stand-in for the time of the session."""
-    if engine_has(kafka_image()):
+    if engine_has_official(kafka_image()):
         yield kafka_image()
         return
     try:
@@ -61,20 +61,10 @@ def rollstream_image(engine: None, tmp_path_factory: pytest.TempPathFactory) -> 
     wheels = tmp_path_factory.mktemp("wheels")
     try:
         with packed(f"{tag}-python", python_recipe(_filled(wheels))) as python:
-            build = [
-                "docker",
-                "build",
-                "-q",
-                "-f",
-                "deploy/Dockerfile",
-                "--build-arg",
-                f"PYTHON_IMAGE={python}",
-                "-t",
-                tag,
-                ".",
-            ]
+            build = ["docker", "build", "-q", "--force-rm", "-f", "deploy/Dockerfile", "--build-arg", f"PYTHON_IMAGE={python}"]
             # The classic builder: Debian's engine has no other.
-            subprocess.run(build, cwd=ROOT, env=os.environ | {"DOCKER_BUILDKIT": "0"}, check=True)
+            environment = os.environ | {"DOCKER_BUILDKIT": "0"}
+            subprocess.run([*build, "-t", tag, "."], cwd=ROOT, env=environment, check=True)
             yield tag
     except PackagesMissing as error:
         lacking(str(error))

@@ -16,6 +16,8 @@ from rollstream.broker.jars import fetch_jars, kafka_version, pom_path
 
 ROOT = Path(__file__).parents[2]
 JAVA_RELEASES = (17, 21, 25)
+STAND_IN = "rollstream.stand-in"
+"""Label of an image that only pretends; a test run that was cut short may have left one behind."""
 
 START_KAFKA = """#!/usr/bin/env bash
 set -eu
@@ -59,7 +61,13 @@ def kafka_recipe() -> Recipe:
         },
         links={"/usr/bin/java": str(java)},
         owned=["/opt/kafka/config", "/var/lib/kafka/data"],
-        instructions=["USER user", "VOLUME /var/lib/kafka/data", "EXPOSE 9092", 'CMD ["/etc/kafka/docker/run"]'],
+        instructions=[
+            f"LABEL {STAND_IN}=true",
+            "USER user",
+            "VOLUME /var/lib/kafka/data",
+            "EXPOSE 9092",
+            'CMD ["/etc/kafka/docker/run"]',
+        ],
     )
 
 
@@ -92,8 +100,11 @@ def download_wheels(into: Path) -> None:
     subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), "-d", str(into), *wanted], check=True)
 
 
-def engine_has(tag: str) -> bool:
-    return subprocess.run(["docker", "image", "inspect", tag], capture_output=True, check=False).returncode == 0
+def engine_has_official(tag: str) -> bool:
+    """Whether the engine has the image, and not a stand-in under its name."""
+    command = ["docker", "image", "inspect", "-f", f'{{{{index .Config.Labels "{STAND_IN}"}}}}', tag]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and not done.stdout.strip()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from rollstream.broker import EmbeddedBroker
 from rollstream.eventlog.connection import connect_admin
 from rollstream.eventlog.provisioning import ensure
 from rollstream.settings import KafkaSettings
-from tests.docker.packed_images import engine_has
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -20,7 +19,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 @pytest.fixture
 def only_docker(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No program on PATH but `docker`."""
-    assert engine_has(kafka)
     docker = shutil.which("docker")
     assert docker is not None
     (tmp_path / "bin").mkdir()

@@ -83,6 +83,10 @@ async def with_admin(settings: Settings, name: str, call: str) -> None:
     try:
         if call == "delete":
             await admin.delete_topics([topic])
+            # Deletion is asynchronous: until it is done the topic still shows, and nobody leads its partitions.
+            async with asyncio.timeout(DEADLINE_S):
+                while topic in await admin.list_topics():
+                    await asyncio.sleep(0.05)
         else:
             await admin.create_topics([NewTopic(topic, num_partitions=3, replication_factor=1)])
     finally:

@@ -15,7 +15,7 @@ from tests.unit.test_store_views import two_groups
 PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#)", PAGE, re.DOTALL | re.MULTILINE))
-INTERNAL = {"counting_records", "schema_version", "projector_offsets", "dead_rows"}
+INTERNAL = {"counting_records", "whole_payloads", "long_payloads", "schema_version", "projector_offsets", "dead_rows"}
 """What other views are made of."""
 
 

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 
 from rollstream.errors import UsageError
-from rollstream.store.projection import Store, StoreFiles
+from rollstream.store.database import StoreFiles
+from rollstream.store.projection import Store
 from tests.events import CANARY, Attempt, Log, attempts, run_published, task_submitted
 from tests.stores import SETTINGS, answer, publish_events, writing
 
+REPOSITORY = Path(__file__).parents[2]
 EVENTS = "SELECT count(*), count(DISTINCT event_id) FROM events"
 
 
@@ -163,6 +165,74 @@ def test_grading_data_stays_in_the_private_file(tmp_path: Path) -> None:
         assert private.execute("SELECT payload ->> '$.row.expected_answer' FROM task_rows").fetchall() == [(CANARY,)]
 
 
+def test_a_long_payload_is_whole_in_the_views_and_cut_in_the_columns(tmp_path: Path) -> None:
+    long = Attempt(answer='é"\n' * 20_000 + "end")
+    log = Log()
+    with writing(tmp_path) as store:
+        store.apply(log.records(*long.events(), *long.events()))
+        store.apply(log.records(*long.events(), *Attempt(task_submitted("short")).events()))
+        store.publish()
+    assert answer(tmp_path, EVENTS) == [(10, 10)]
+    transcript = "SELECT messages ->> '$[1].content' FROM trajectories ORDER BY length(messages) DESC LIMIT 1"
+    assert answer(tmp_path, transcript) == [(long.answer,)]
+    assert answer(tmp_path, "SELECT message ->> '$.content' FROM steps ORDER BY length(message) DESC LIMIT 1") == [
+        (long.answer,)
+    ]
+    assert answer(tmp_path, "SELECT count(*) FROM events WHERE NOT json_valid(payload)") == [(0,)]
+    submission = str(answer(tmp_path, "SELECT submission FROM rollouts ORDER BY length(submission) DESC LIMIT 1")[0][0])
+    assert submission.endswith(f"[truncated by rollstream: {len(long.answer.encode())} bytes in all, 32768 kept]")
+
+
+def test_no_value_of_any_table_is_long(tmp_path: Path) -> None:
+    log = Log()
+    huge = Attempt(task_submitted("t" * 512), answer="x" * 300_000)
+    long_row = huge.task.model_copy(update={"row": {"question": "q" * 300_000}})
+    letter = log.raw(
+        "dead.letters", b'{"kind":"DeadLettered","event_id":"e","boundary":"%s","reason":"%s"}' % (b"b" * 10**6, b"r" * 10**6)
+    )
+    garbage, newer = (
+        log.raw("verdicts", prefix + b"x" * 10**6 + b'"}')
+        for prefix in (b"{", b'{"schema_version":9,"kind":"VerdictReached","x":"')
+    )
+    with writing(tmp_path) as store:
+        store.apply([*log.records(long_row, *huge.events(), huge.failed(message="m" * 300_000)), letter, garbage, newer])
+        store.publish()
+    files = StoreFiles(tmp_path)
+    for path in (files.public, files.private):
+        with duckdb.connect(str(path)) as connection:
+            columns = connection.execute(
+                "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal AND data_type IN ('VARCHAR', 'BLOB') "
+                "AND table_name IN (SELECT table_name FROM duckdb_tables())"
+            ).fetchall()
+            for table, column in columns:
+                longest = connection.execute(f'SELECT max(octet_length("{column}"::BLOB)) FROM "{table}"').fetchall()[0][0] or 0
+                assert longest <= 33_000, (table, column, longest)
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_however_long_the_trajectories(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LONG_WRITER, str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 700 * 1024
+    assert answer(tmp_path, "SELECT count(*), min(length(messages ->> '$[1].content')) FROM trajectories") == [(2500, 100_000)]
+
+
+LONG_WRITER = """
+import random, resource, string, sys
+from pathlib import Path
+from tests.events import Attempt, Log, task_submitted
+from tests.stores import writing
+
+log, task, words = Log(), task_submitted(attempts=2500), random.Random(1)
+text = "".join(words.choices(string.ascii_letters, k=200_000))
+with writing(Path(sys.argv[1])) as store:
+    for first in range(0, 2500, 50):
+        cut = words.randrange(100_000)
+        attempts = [Attempt(task, index=first + n, answer=text[cut : cut + 100_000]) for n in range(50)]
+        store.apply([log.record(attempt.scored()) for attempt in attempts])
+    store.publish()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 WRITER = """
 import sys
 from pathlib import Path
@@ -189,7 +259,7 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_doubled(tmp_path: P
     kills = 0
     for attempt in range(9):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as writer:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "open\n"
             try:

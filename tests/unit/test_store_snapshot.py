@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from rollstream.store.projection import StoreFiles
+from rollstream.store.database import StoreFiles
 from rollstream.store.snapshot import Schedule
 from schemas.failure import DeadLettered
 from tests.events import CANARY, START, Attempt, Log, run_published, task_submitted

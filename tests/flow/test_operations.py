@@ -40,7 +40,7 @@ def tasks(count: int, attempts: int = 1, **changes: str) -> list[TaskSubmitted]:
 
 
 def served(settings: Settings, server: ScriptedModelServer, retries: RetrySettings = NEVER_AGAIN) -> Settings:
-    return with_model(settings, server.base_url, max_retries=0).model_copy(update={"retries": retries})
+    return with_model(settings, server.base_url, max_retries=0, timeout_s=300).model_copy(update={"retries": retries})
 
 
 async def records(settings: Settings, status: str = "", round_: int | None = None) -> list[RolloutScored]:

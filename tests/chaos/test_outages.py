@@ -70,7 +70,8 @@ async def test_a_worker_whose_loop_was_blocked_comes_back_by_itself(
     mortal_broker: EmbeddedBroker, tmp_path: Path, how: str
 ) -> None:
     """Blocked for longer than the group waits for a member, or than aiokafka lets a consumer not fetch."""
-    records = [raw_task(task) for task in tasks(60)]
+    # Enough to go on for long after the block: whoever was blocked has to find work when it is back.
+    records = [raw_task(task) for task in tasks(120)]
     async with installed(mortal_broker, tmp_path, lanes=8, max_latency_s=0.0, flaky=0.0) as here:
         workers = Fleet(here.workers.environment, here.workers.log_dir, here.diary)
         marker = tmp_path / "blocked"
@@ -83,7 +84,7 @@ async def test_a_worker_whose_loop_was_blocked_comes_back_by_itself(
             await workers.ready()
             began = here.diary.began = time.time()
             feeding = asyncio.create_task(publish(here.settings, records, per_second=3, at_once=20))
-            ended = await all_ended(here.settings, len(records), 60)
+            ended = await all_ended(here.settings, len(records), 90)
             took_s = time.time() - began
             await feeding
             codes = await workers.stop()

@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*WORKERS, "asyncapi"], default=[], help="workers to run; none means all")
     names: list[str] = parser.parse_args().names
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    for chatty in ("aiokafka", "httpx2", "openai"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         settings = load_settings()
         if "asyncapi" in names:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -34,6 +35,8 @@ COMMIT_EVERY = 500
 """Completions after which a commit is made at once, whatever the interval."""
 LANE_WAIT_S = 2.0
 """How long intake may block on a free lane. After an error aiokafka does nothing until the next fetch, so it must be short."""
+STARTS_AT_ONCE = 16
+"""Handlers started before those that are started get a turn: quick ones are gone then, before the collector looks at them."""
 RESUME_AT = 0.9
 """Share of busy lanes at which paused partitions resume: `pause()` throws prefetched records away, so not at once."""
 
@@ -121,11 +124,13 @@ class LaneSubscriber(DefaultSubscriber):
         self.hooks = hooks
         self._parts: dict[TopicPartition, Progress] = {}
         self._tasks: dict[TopicPartition, dict[int, asyncio.Task[None]]] = {}
+        self._records: dict[asyncio.Task[None], ConsumerRecord[Any, Any]] = {}
         self._seen: dict[TopicPartition, dict[bytes, int]] = {}
         self._waiting: dict[tuple[TopicPartition, int], float] = {}
         self._unwanted: set[asyncio.Task[None]] = set()
         self._early: dict[TopicPartition, int] = {}
         self._busy = 0
+        self._started = 0
         self._completed = 0
         self._open = asyncio.Event()
         self._lane_free = asyncio.Event()
@@ -188,8 +193,12 @@ class LaneSubscriber(DefaultSubscriber):
         if self._draining or rebalances != self._rebalances or progress is None or not progress.offer(msg.offset):
             return
         late = self._waited_too_long(partition, msg)
-        self._waiting.pop((partition, msg.offset), None)
+        if self._waiting:
+            self._waiting.pop((partition, msg.offset), None)
         self._start(partition, progress, msg, late=late)
+        self._started += 1
+        if self._started % STARTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
     def _was_frozen(self) -> bool:
         """Whether this process stood still for so long that others have its partitions by now; then it asks to join anew."""
@@ -252,30 +261,31 @@ class LaneSubscriber(DefaultSubscriber):
         self._held = True
 
     def _start(self, partition: TopicPartition, progress: Progress, record: "ConsumerRecord[Any, Any]", *, late: bool) -> None:
-        task = asyncio.create_task(self._handle(progress, record, late=late), name=run_of(record))
-        tasks = self._tasks.setdefault(partition, {})
-        tasks[record.offset] = task
+        task = asyncio.create_task(self._handle(progress, record, late=late))
+        self._tasks.setdefault(partition, {})[record.offset] = task
+        self._records[task] = record
         self._busy += 1
         self._remember(partition, record)
-
         # Not in a `finally`: a task that is cancelled before its first step runs none.
-        def ended(task: asyncio.Task[None]) -> None:
-            self._busy -= 1
-            if tasks.get(record.offset) is task:
-                del tasks[record.offset]
-            if task in self._unwanted:
-                self._unwanted.discard(task)
-                progress.complete(record.offset)
-            elif task.cancelled() and record.key:
-                self._seen.get(partition, {}).pop(record.key, None)
-            self._lane_free.set()
-            if self._held and self._busy <= self.options.lanes * RESUME_AT and not self._draining:
-                self._held = False
-                self._resume()
-            if not task.cancelled() and (error := task.exception()):
-                self.hooks.broke(error)
+        task.add_done_callback(partial(self._ended, partition, progress))
 
-        task.add_done_callback(ended)
+    def _ended(self, partition: TopicPartition, progress: Progress, task: asyncio.Task[None]) -> None:
+        self._busy -= 1
+        record = self._records.pop(task)
+        tasks = self._tasks.get(partition, {})
+        if tasks.get(record.offset) is task:
+            del tasks[record.offset]
+        if task in self._unwanted:
+            self._unwanted.discard(task)
+            progress.complete(record.offset)
+        elif task.cancelled() and record.key:
+            self._seen.get(partition, {}).pop(record.key, None)
+        self._lane_free.set()
+        if self._held and self._busy <= self.options.lanes * RESUME_AT and not self._draining:
+            self._held = False
+            self._resume()
+        if not task.cancelled() and (error := task.exception()):
+            self.hooks.broke(error)
 
     def _remember(self, partition: TopicPartition, record: "ConsumerRecord[Any, Any]") -> None:
         if self.options.once and record.key:
@@ -286,11 +296,10 @@ class LaneSubscriber(DefaultSubscriber):
 
     def cancel_run(self, run: str) -> None:
         """Stop the running work of a run and count it as done: somebody else has written its end."""
-        for tasks in self._tasks.values():
-            for task in tasks.values():
-                if task.get_name() == run:
-                    self._unwanted.add(task)
-                    task.cancel()
+        for task, record in self._records.items():
+            if run_of(record) == run:
+                self._unwanted.add(task)
+                task.cancel()
 
     async def _handle(self, progress: Progress, record: "ConsumerRecord[Any, Any]", *, late: bool) -> None:
         fence.set(self._membership.generation if self._membership is not None else 0)

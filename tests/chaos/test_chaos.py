@@ -10,7 +10,7 @@ import pytest
 from aiokafka.errors import KafkaError
 
 from rollstream.broker import EmbeddedBroker
-from rollstream.errors import BrokerUnavailable
+from rollstream.errors import BrokerUnavailable, StoreUnavailable
 from rollstream.eventlog.commits import METADATA_LIMIT
 from rollstream.settings import Settings
 from rollstream.store.reader import open_snapshot
@@ -77,8 +77,8 @@ async def test_whatever_dies_every_attempt_ends_once(mortal_broker: EmbeddedBrok
             if not task.cancelled() and (error := task.exception()):
                 raise error
         await settled(here.settings, commits)
+        stored = await stored_rollouts(here.settings, len(records))
         codes = await here.workers.stop()
-        stored = rollouts_in_store(here.settings) if ended == len(records) else 0
         ledger = await Ledger.read(here.settings)
     print(f"\nseed {SEED}\n{here.diary}")
     audit = ledger.audit
@@ -160,7 +160,13 @@ async def watch_commits(settings: Settings, commits: Commits) -> None:
         await asyncio.sleep(1.5)
 
 
-def rollouts_in_store(settings: Settings) -> int:
-    with open_snapshot(settings.data_dir) as connection:
-        found = connection.execute("SELECT count(*) FROM rollouts").fetchone()
-    return found[0] if found else 0
+async def stored_rollouts(settings: Settings, wanted: int, deadline_s: float = 20.0) -> int:
+    """Rollouts in the published store, once they are so many, or at the deadline."""
+    found = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline_s):
+            while found < wanted:
+                await asyncio.sleep(0.5)
+                with contextlib.suppress(StoreUnavailable), open_snapshot(settings.data_dir) as connection:
+                    found = (connection.execute("SELECT count(*) FROM rollouts").fetchone() or (0,))[0]
+    return found

@@ -178,19 +178,18 @@ class LaneSubscriber(DefaultSubscriber):
             return
         if self._ack_unrun(partition, msg):
             return
-        rebalances = self._rebalances
-        if (
-            self._busy >= self.options.lanes
-            and not await self._lane_came_free()
-            and not self._waited_too_long(partition, msg)
-            and rebalances == self._rebalances
-            and not self._draining
-        ):
-            self._hold(partition, msg.offset)
-            return
-        # Looked up only now: a rebalance may have passed during the wait, and then the record is fetched again.
+        if self._busy >= self.options.lanes:
+            rebalances = self._rebalances
+            free = await self._lane_came_free()
+            if self._draining or rebalances != self._rebalances:
+                return  # it is fetched again
+            if self._ack_unrun(partition, msg):
+                return  # its run was cancelled during the wait
+            if not free and not self._waited_too_long(partition, msg):
+                self._hold(partition, msg.offset)
+                return
         progress = self._parts.get(partition)
-        if self._draining or rebalances != self._rebalances or progress is None or not progress.offer(msg.offset):
+        if self._draining or progress is None or not progress.offer(msg.offset):
             return
         late = self._waited_too_long(partition, msg)
         if self._waiting:

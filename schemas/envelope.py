@@ -116,17 +116,10 @@ class SessionIds(Value):
             "environment": self.environment,
         }
 
-
-class SessionEvent(Event, SessionIds):
-    """An event inside one session, keyed by it."""
-
-    def key(self) -> bytes:
-        return self.session.encode()
-
-    def headers(self) -> Headers:
+    def id_headers(self, event_id: str) -> Headers:
+        """The session's ids as headers of one of its events; `session_ids_from` reads them back."""
         return [
-            *super().headers(),
-            ("traceparent", traceparent(self.rollout, self.event_id)),
+            ("traceparent", traceparent(self.rollout, event_id)),
             ("run_id", self.run.encode()),
             ("group_id", self.group.id.encode()),
             ("rollout_id", self.rollout.encode()),
@@ -137,6 +130,16 @@ class SessionEvent(Event, SessionIds):
             ("group_size", b"%d" % self.group.size),
             ("environment", self.environment.encode()),
         ]
+
+
+class SessionEvent(Event, SessionIds):
+    """An event inside one session, keyed by it."""
+
+    def key(self) -> bytes:
+        return self.session.encode()
+
+    def headers(self) -> Headers:
+        return [*super().headers(), *self.id_headers(self.event_id)]
 
 
 def traceparent(trace: str, span: str) -> bytes:

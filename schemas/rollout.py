@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.envelope import Event, Headers, SessionIds, now, traceparent
+from schemas.envelope import Event, Headers, SessionIds, now
 from schemas.episode import TRUNCATED, EpisodeCompleted, EpisodeTiming, Sequence
 from schemas.failure import ErrorInfo
 from schemas.identities import event_id
@@ -88,16 +88,7 @@ class RolloutScored(Event, SessionIds):
     def headers(self) -> Headers:
         return [
             *super().headers(),
-            ("traceparent", traceparent(self.rollout, self.event_id)),
-            ("run_id", self.run.encode()),
-            ("group_id", self.group.id.encode()),
-            ("rollout_id", self.rollout.encode()),
-            ("session_id", self.session.encode()),
-            ("round", b"%d" % self.round),
-            ("try", b"%d" % self.try_),
-            ("group_index", b"%d" % self.group.index),
-            ("group_size", b"%d" % self.group.size),
-            ("environment", self.environment.encode()),
+            *self.id_headers(self.event_id),
             ("revision", b"%d" % self.revision),
             ("status", self.status.encode()),
         ]

@@ -1,35 +1,53 @@
 # Python >= 3.11 as python3, or name one: make PYTHON=/path/to/python3.12 demo
 PYTHON ?=
+# How many test files run at once.
+JOBS ?= 3
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 
-.PHONY: help demo test check bench chaos constraints clean
+.PHONY: help demo test check trl-packages trl bench chaos sandbox-image constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUNTIME) ## run a small task set end to end on this machine, with a local model
 	@$(BIN)/rollstream demo
 
 test: $(DEV) ## run every test; as root on Debian, install what they need first
 	@deploy/prerequisites.sh
-	@deploy/with-docker.sh $(BIN)/pytest
+	@# Chaos alone, since it measures how long work stands still. The rest side by side: most of its time it waits.
+	@status=0; \
+	$(BIN)/pytest tests/chaos || status=1; \
+	deploy/with-docker.sh $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore tests/chaos || status=1; \
+	exit $$status
 
 check: $(DEV) ## check format, lint, types, import rules and contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy deploy/hostpack.py
+	$(BIN)/mypy --explicit-package-bases deploy/hostpack.py deploy/sandbox_image.py
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/contract
 
-bench: $(DEV) ## measure the pipeline, and what lanes cost
+trl-packages: $(DEV) ## install TRL beside .venv, once for each machine (about 3 GB to fetch, 6 GB on disk)
+	@$(BIN)/python -c "from tests.loaders.packages import install; install('trl')"
+
+trl: trl-packages ## train a step on exports with TRL
+	$(BIN)/pytest -m trl tests/loaders
+
+bench: $(DEV) ## measure the pipeline, lanes, the store, talking to environments, and sandboxes
 	@$(BIN)/python -m performance.pipeline
 	@$(BIN)/python -m performance.lanes
+	@$(BIN)/python -m performance.store
+	@$(BIN)/python -m performance.interaction
+	@deploy/with-docker.sh $(BIN)/python -m performance.sandboxes
 
 chaos: $(DEV) ## kill workers and brokers for a quarter of an hour; SEED=7 for another way to do it
 	CHAOS_FULL=1 CHAOS_SEED=$(or $(SEED),1) $(BIN)/pytest -s tests/chaos
+
+sandbox-image: ## make the image that sandboxes in Docker are made of
+	@deploy/with-docker.sh $(or $(PYTHON),python3) deploy/sandbox_image.py
 
 constraints: $(DEV) ## write the versions in .venv down as the ones to install
 	$(BIN)/pip freeze --exclude-editable > constraints.txt

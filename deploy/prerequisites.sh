@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what the tests use beyond Python: Java and Maven for the broker, Docker's engine and Compose for containers.
+# Installs what the tests use beyond Python: Java and Maven for the broker, Docker's engine and Compose for containers,
+# bubblewrap and what boxes hold for sandboxes.
 #
 # On Debian and its relatives, as root. Elsewhere it says what is missing and goes on: what needs it is skipped.
 set -eu
@@ -15,6 +16,13 @@ ls /usr/lib/jvm/java-*-openjdk-*/bin/java >/dev/null 2>&1 || want default-jre-he
 command -v mvn >/dev/null || want maven
 docker version >/dev/null 2>&1 || command -v dockerd >/dev/null || want docker.io
 docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || want docker-compose
+command -v bwrap >/dev/null || want bubblewrap
+# What the image for sandboxes is packed from, and what boxes without an image run.
+command -v git >/dev/null || want git
+command -v patch >/dev/null || want patch
+/usr/bin/python3 -c 'import pytest' 2>/dev/null || want python3-pytest
+# Installs the agents' programs that tests play with.
+command -v npm >/dev/null || want npm
 
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -108,7 +108,7 @@ async def measure_rollstream(bootstrap: str, root: Path, groups: int, attempts: 
     }
     server = Measured(root / "logs")
     try:
-        server.start("model", "rollstream.testing.model_server", "--answer", r"\boxed{B}", environment=environment)
+        server.start("model", "rollstream.testing.instant_model", "--answer", r"\boxed{B}", environment=environment)
         environment["OPENAI_BASE_URL"] = json.loads(server.wait_for_line("model", "http"))["base_url"]
         commands = {"workers": WORKERS} if together else {name: (name,) for name in WORKERS}
         for name, workers in commands.items():

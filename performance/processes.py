@@ -1,5 +1,6 @@
 """Child processes under measurement: what CPU they used, how much memory they held at most."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -84,6 +85,14 @@ class Measured:
             by_name[name] = by_name.get(name, 0.0) + seconds - self._baseline.get(pid, 0.0)
         return Usage(sum(by_name.values()), self._peak_rss, self._peak_count, by_name, self._rss_by_name)
 
+    def cpu_s(self, name: str) -> float:
+        """Of a child and its own children until now, the ended ones included."""
+        found = 0.0
+        for process in family(self._children[name].pid):
+            times = process.cpu_times()
+            found += float(times.user + times.system + times.children_user + times.children_system)
+        return found
+
     def stop(self) -> None:
         self._done.set()
         for child in self._children.values():
@@ -131,3 +140,24 @@ class Measured:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def held_mb(pid: int) -> float:
+    """What a process and those that it has started hold, in millions of bytes: what several of them share is counted once."""
+    found = 0.0
+    for process in family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += process.memory_full_info().pss / 1e6
+    return found
+
+
+def peak_rss_mb(pid: int) -> float:
+    """The most memory that a process ever held, in millions of bytes. `ru_maxrss` would have what its parent held, too."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6

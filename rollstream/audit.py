@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.counting import precedence, that_count
-from schemas.identities import rollout_id
+from schemas.identities import rollout_id, session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,16 @@ class Terminal:
     event_id: str
     session: str
     round: int
+    try_: int
     revision: int
     status: str
     partition: int
     offset: int
+
+    @property
+    def is_of_its_session(self) -> bool:
+        """Whether the session is the one that the attempt's round and try lead to."""
+        return self.session == session_id(self.rollout_id, self.round, self.try_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,9 @@ class Audit:
         counting: attempts with a record that counts, by status.
         repeated: terminal records beyond the first of the same event: harmless, at-least-once delivery.
         missing: attempts without a terminal record.
-        double: attempts with several different records of the same highest (round, revision).
+        overtaken: attempts of which several tries ended in the round that counts. A crash between a retry and the commit of
+            what failed lets both tries go on; all records of a group share a partition, so everybody takes the first.
+        double: attempts with two records that no rule tells apart: of one session, or of one that their ids do not lead to.
         strays: terminal records of attempts that nobody published.
     """
 
@@ -57,6 +65,7 @@ class Audit:
     counting: Mapping[str, int]
     repeated: int
     missing: list[Attempt]
+    overtaken: dict[str, list[Terminal]]
     double: dict[str, list[Terminal]]
     strays: list[Terminal]
 
@@ -83,6 +92,7 @@ def audit(groups: Mapping[str, int], terminals: Iterable[Terminal], expected_gro
     known = {rollout: records for rollout, records in of_rollout.items() if rollout in attempts}
     counting = that_count(record for records in known.values() for record in records)
     distinct = {rollout: _distinct(records) for rollout, records in known.items()}
+    rivals = {rollout: found for rollout, records in distinct.items() if len(found := _rivals(records)) > 1}
     return Audit(
         groups=len(groups),
         expected_groups=expected_groups,
@@ -90,7 +100,8 @@ def audit(groups: Mapping[str, int], terminals: Iterable[Terminal], expected_gro
         counting=Counter(record.status for record in counting.values()),
         repeated=sum(len(records) - len(distinct[rollout]) for rollout, records in known.items()),
         missing=[attempt for rollout, attempt in attempts.items() if rollout not in known],
-        double={rollout: rivals for rollout, records in distinct.items() if len(rivals := _rivals(records)) > 1},
+        overtaken={rollout: records for rollout, records in rivals.items() if _are_tries(records)},
+        double={rollout: records for rollout, records in rivals.items() if not _are_tries(records)},
         strays=[record for rollout, records in of_rollout.items() if rollout not in attempts for record in records],
     )
 
@@ -111,3 +122,8 @@ def _rivals(records: list[Terminal]) -> list[Terminal]:
     """Different records that share the highest (round, revision)."""
     highest = max(precedence(record)[:2] for record in records)
     return [record for record in records if (record.round, record.revision) == highest]
+
+
+def _are_tries(records: list[Terminal]) -> bool:
+    """Whether each record is of a try of its own."""
+    return all(record.is_of_its_session for record in records) and len({record.session for record in records}) == len(records)

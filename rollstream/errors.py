@@ -4,10 +4,14 @@
     ├── UsageError              the caller asked for something that cannot be; the message says what to do
     │   ├── BrokerUnavailable   no broker answers, or none can be started here
     │   └── StoreUnavailable    there is no published store to read
+    ├── BrokerRefuses           the broker will never take what is written: a deployment's fault, which ends a worker
+    ├── NothingToExport         what was asked is sound, and no attempt matches it
     ├── Poison                  a record that nobody can ever handle (undecodable, wrong kind, no ids)
     ├── BoundaryFailure         something outside our code failed; says whether a retry can help
     │   ├── ModelFailure        the model server
     │   ├── EnvironmentFailure  an environment plug-in or what it depends on
+    │   │   └── NoRoom          a worker holds as many open worlds as it may; nothing was tried
+    │   ├── SandboxUnavailable  a sandbox or its engine; never a command that failed
     │   └── EpisodeTimeout      one of our own limits passed that is not an agent's outcome
     └── Refused                 what was asked cannot work together (composition, admission): terminal, one sentence
 
@@ -32,8 +36,16 @@ class BrokerUnavailable(UsageError):
     """No broker can be reached or started. The CLI exits with 3."""
 
 
+class BrokerRefuses(RollstreamError):
+    """The broker said of records that it will not have them, now or later; repeating them cannot help."""
+
+
 class StoreUnavailable(UsageError):
     """No published trajectory store can be read. The CLI exits with 4."""
+
+
+class NothingToExport(RollstreamError):
+    """An export would be empty. The message says what was looked at, and the CLI exits with 1."""
 
 
 class Poison(RollstreamError):
@@ -83,6 +95,24 @@ class EnvironmentFailure(BoundaryFailure):
 
     def __init__(self, message: str, *, stage: Stage, kind: str = "environment_error", retryable: bool = False) -> None:
         super().__init__(message, stage=stage, kind=kind, retryable=retryable)
+
+
+class NoRoom(EnvironmentFailure):
+    """A worker holds resources of as many sessions as it may. Nothing was opened, so waiting for it uses up no attempt."""
+
+    KIND = "no_room"
+    counts = False
+    retry_after_s = 5.0
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, stage="agent", kind=self.KIND, retryable=True)
+
+
+class SandboxUnavailable(BoundaryFailure):
+    """A sandbox or its engine failed, which says nothing about what ran in it. A command that fails is a result."""
+
+    def __init__(self, message: str, *, stage: Stage) -> None:
+        super().__init__(message, stage=stage, kind="sandbox_unavailable", retryable=True)
 
 
 class EpisodeTimeout(BoundaryFailure):

@@ -13,20 +13,20 @@ from uuid import UUID
 
 from rollstream.audit import Audit, Terminal, audit
 from rollstream.environments.intake import GroupIds, Unreadable, read_task
-from rollstream.eventlog.groups import Done, open_groups
+from rollstream.eventlog.backlog import Owner
+from rollstream.eventlog.groups import Done, open_groups, worker_for
+from rollstream.eventlog.pools import Pools
 from rollstream.eventlog.reading import Record, open_reader
 from rollstream.runs import Runs, UnknownRun, read_runs
-from rollstream.settings import Settings
+from rollstream.settings import DEFAULT_POOL, Settings
 from schemas.counting import that_count
 from schemas.envelope import SessionIds, session_ids_from, utc_of
 from schemas.identities import rollout_id, session_id
-from schemas.task import Redrive
+from schemas.task import Redrive, TaskSubmitted
 from schemas.values import GroupRef
 from topics.catalogue import BY_NAME, EPISODES_COMPLETED, ROLLOUTS_RETRIES, ROLLOUTS_SCORED, SESSIONS_READY, TASKS_IN
 
 TOPICS = (TASKS_IN, SESSIONS_READY, EPISODES_COMPLETED, ROLLOUTS_RETRIES, ROLLOUTS_SCORED)
-READER_OF = {TASKS_IN.name: "env_worker", SESSIONS_READY.name: "agent_worker", EPISODES_COMPLETED.name: "verifier_worker"}
-RETRIED_BY = {"agent": "env_worker", "verification": "verifier_worker"}
 
 Identify = Callable[[Record], GroupIds | None]
 Session = tuple[int, int]
@@ -47,16 +47,27 @@ class Group:
 class Ledger:
     """What is known of one run. Pure: records are taken in any order."""
 
-    def __init__(self, run: str, done: Done, identify: Identify = lambda record: None) -> None:
+    def __init__(
+        self,
+        run: str,
+        done: Done,
+        identify: Identify = lambda record: None,
+        owner: Owner = lambda record: DEFAULT_POOL,
+    ) -> None:
         self.run = run
         self.groups: dict[str, Group] = {}
         self.terminals: list[Terminal] = []
         self.opened: dict[str, Session] = {}
         """Rollout -> newest session on `sessions.ready`."""
+        self.episodes: set[str] = set()
+        """Sessions with an episode."""
+        self.regrades: dict[str, int] = {}
+        """Session -> highest revision that its episode was to be verified in once more."""
         self._planned: dict[str, Session] = {}
         self._under_way: set[str] = set()
         self._done = done
         self._identify = identify
+        self._owner = owner
 
     def take(self, record: Record) -> None:
         """Take in one record of `TOPICS`; those of other runs are ignored."""
@@ -82,7 +93,7 @@ class Ledger:
                 return
             group = found.group
             self._add_group(Group(group, found.size, found.environment, (record.partition, record.offset)))
-        if not self._is_done(record, READER_OF[record.topic]):
+        if not self._is_done(record, headers):
             self._under_way.add(group)
         self._plan(group, headers)
 
@@ -96,15 +107,16 @@ class Ledger:
     def _take_session(self, record: Record, headers: Mapping[str, str], ids: SessionIds) -> None:
         self._add_group(Group(ids.group.id, ids.group.size, ids.environment, None))
         if record.topic == ROLLOUTS_RETRIES.name:
-            worker = RETRIED_BY.get(headers.get("stage", ""), "env_worker")
             numbers = [headers.get(name, "") for name in ("next_round", "next_try")]
             if all(number.isdigit() for number in numbers):
                 _raise_to(self._planned, ids.rollout, (int(numbers[0]), int(numbers[1])))
+            if (revision := headers.get("revision", "0")).isdecimal() and int(revision):
+                self.regrades[ids.session] = max(self.regrades.get(ids.session, 0), int(revision))
+        elif record.topic == SESSIONS_READY.name:
+            _raise_to(self.opened, ids.rollout, (ids.round, ids.try_))
         else:
-            worker = READER_OF[record.topic]
-            if record.topic == SESSIONS_READY.name:
-                _raise_to(self.opened, ids.rollout, (ids.round, ids.try_))
-        if not self._is_done(record, worker):
+            self.episodes.add(ids.session)
+        if not self._is_done(record, headers):
             self._under_way.add(ids.rollout)
 
     def _add_group(self, group: Group) -> None:
@@ -114,8 +126,12 @@ class Ledger:
         if known is None or (known.position is None and group.position is not None):
             self.groups[group.id] = group
 
-    def _is_done(self, record: Record, worker: str) -> bool:
-        return self._done.has(worker, BY_NAME[record.topic], record.partition, record.offset)
+    def _is_done(self, record: Record, headers: Mapping[str, str]) -> bool:
+        """Whether the worker that handles the record was done with it, in the pool that it belongs to."""
+        topic = BY_NAME[record.topic]
+        worker = worker_for(topic, headers)
+        assert worker is not None, "only topics that workers consume are asked about"
+        return self._done.has(worker, topic, record.partition, record.offset, self._owner(record))
 
     # What follows from it.
 
@@ -188,6 +204,7 @@ def _terminal(record: Record, headers: Mapping[str, str], ids: SessionIds) -> Te
         event_id=headers.get("ce_id", ids.session),
         session=ids.session,
         round=ids.round,
+        try_=ids.try_,
         revision=int(revision) if revision.isdigit() else 0,
         status=headers.get("status", "unknown"),
         partition=record.partition,
@@ -220,12 +237,12 @@ async def read_run(bootstrap: str, settings: Settings, run: str) -> RunLog:
         UnknownRun: nothing in the log belongs to such a run.
         BrokerUnavailable: nobody answers.
     """
-    async with open_groups(bootstrap, settings.kafka) as groups:
+    async with open_groups(bootstrap, settings) as groups:
         done = await groups.done()
     runs = await read_runs(bootstrap, settings.kafka)
     known = runs.known.get(run)
     since = None if known is None else known.read_from
-    ledger = Ledger(run, done, identifying(settings))
+    ledger = Ledger(run, done, identifying(settings), owning(settings))
     async with open_reader(bootstrap, settings.kafka, TOPICS) as reader:
         if since is not None:
             await reader.seek_to_time(since)
@@ -241,16 +258,37 @@ def identifying(settings: Settings) -> Identify:
     """Whose attempts a task record without our headers is, as env_worker would say with the same settings."""
 
     def identify(record: Record) -> GroupIds | None:
-        try:
-            task = read_task(
-                record.value,
-                record.header_map(),
-                settings.defaults,
-                settings.limits.for_episode(),
-                utc_of(record.timestamp_ms),
-            )
-        except Unreadable as error:
-            return error.group
+        task = _read_task(record, settings)
+        if isinstance(task, Unreadable):
+            return task.group
         return GroupIds(task.run, task.group, task.attempts, task.environment, task.task)
 
     return identify
+
+
+def owning(settings: Settings) -> Owner:
+    """Which pool a record belongs to, as the workers would say with the same settings."""
+    pools = Pools.of(settings)
+
+    def owner(record: Record) -> str:
+        headers = record.header_map()
+        told = pools.told_by(BY_NAME[record.topic], headers)
+        if told is not None:
+            return told
+        task = _read_task(record, settings)
+        return pools.of_task(headers, None if isinstance(task, Unreadable) else task)
+
+    return owner if pools.declared else lambda record: DEFAULT_POOL
+
+
+def _read_task(record: Record, settings: Settings) -> TaskSubmitted | Unreadable:
+    try:
+        return read_task(
+            record.value,
+            record.header_map(),
+            settings.defaults,
+            settings.limits.for_episode(),
+            utc_of(record.timestamp_ms),
+        )
+    except Unreadable as error:
+        return error

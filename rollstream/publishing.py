@@ -2,28 +2,34 @@
 
 The file is read twice and never held: once to validate every row and to know the run's manifest, once to publish. Both passes
 are the same function of the same file, so whatever is interrupted can be published again: ids come out the same, and only
-what is missing is sent.
+what is missing is sent. What a row names beside the file becomes part of it, or a blob that the second pass keeps before the
+task that refers to it.
 """
 
+import asyncio
 import hashlib
 import platform
 import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 import rollstream
+from rollstream.admission import Admission
+from rollstream.benchmarks import Benchmark
+from rollstream.blobs import BlobReference, BlobStore
 from rollstream.datasets import BadLine, Row, read_rows
 from rollstream.environments import registry
-from rollstream.environments.intake import Unreadable, normalise_row
+from rollstream.environments.intake import NormalisedTask, Unreadable, normalise_row
+from rollstream.environments.protocol import Environment, LocalisesRows, Seeded
 from rollstream.errors import Refused, UsageError
 from rollstream.eventlog.producer import Publisher
-from rollstream.harnesses import KNOWN_HARNESSES, check_composition
 from rollstream.runs import Runs, published_groups, read_runs
 from rollstream.settings import Settings
 from schemas import identities
@@ -36,6 +42,9 @@ BATCH_BYTES = 4 * 1024 * 1024
 ENVELOPE_BYTES = 64 * 1024
 """Room for ids and headers around a row, within one record."""
 MAX_RUN_NAME = 200
+
+Keep = Callable[[bytes], BlobReference]
+"""What is done with content that is too long for a row; says what to call it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class RunRequest:
     """Field of the environment -> column of the file."""
     limit: int | None = None
     """Only so many rows from the start of the file."""
+    benchmark: Benchmark | None = None
+    """What the run must be, to the letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,8 @@ class Accepted:
     task: TaskSubmitted
     canonical: bytes
     """Its row as one line of JSON that does not depend on how the file was written."""
+    prompt: bytes | None
+    """What the agent sees first, likewise; None where the environment is not here to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,8 @@ class Plan:
 
     manifest: RunPublished
     refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...] = ()
+    """What is published and could not be checked here, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,7 @@ def stem_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(stem).stem).strip("-.") or "tasks"
 
 
-def check_request(request: RunRequest) -> None:
+def check_request(request: RunRequest, settings: Settings) -> None:
     """What can be known to be wrong before the file is read.
 
     Raises:
@@ -138,19 +153,24 @@ def check_request(request: RunRequest) -> None:
     """
     if not request.run.strip() or len(request.run) > MAX_RUN_NAME or not request.run.isprintable():
         raise UsageError(f"a run's name has 1 to {MAX_RUN_NAME} printable characters, found {request.run[:40]!r}")
-    harness = request.composition.harness
-    if harness not in KNOWN_HARNESSES:
-        raise UsageError(f"no harness is named {harness!r}; known: {', '.join(sorted(KNOWN_HARNESSES))}")
     read_rows(request.path)  # refuses what is no task file; rows are read later
-    if request.environment is not None:
-        try:
-            registry.load(request.environment)
-        except Refused as error:
-            raise UsageError(str(error)) from None
+    Admission.of(settings).check_names(request.environment, request.composition)
 
 
-def tasks_of(request: RunRequest, settings: Settings, at: datetime) -> Iterator[Accepted | Refusal]:
-    """Every row of the file as what would be published, or why it is not."""
+def tasks_of(
+    request: RunRequest,
+    settings: Settings,
+    at: datetime,
+    admission: Admission | None = None,
+    keep: Keep = BlobReference.of,
+) -> Iterator[Accepted | Refusal]:
+    """Every row of the file as what would be published, or why it is not.
+
+    Args:
+        admission: is left with what could not be checked here.
+        keep: of what rows name beside the file; by default it is only looked at.
+    """
+    admission = admission or Admission.of(settings)
     ordinals = _Ordinals()
     for row in read_rows(request.path):
         if request.limit is not None and row.index >= request.limit:
@@ -159,16 +179,24 @@ def tasks_of(request: RunRequest, settings: Settings, at: datetime) -> Iterator[
             yield Refusal(row.line, row.reason)
             continue
         try:
-            yield _accepted(row, request, settings, at, ordinals)
+            yield _accepted(row, request, settings, at, admission, ordinals, keep)
         except (Refused, Unreadable) as error:
             yield Refusal(row.line, str(error))
 
 
-def _accepted(row: Row, request: RunRequest, settings: Settings, at: datetime, ordinals: "_Ordinals") -> Accepted:
+def _accepted(
+    row: Row,
+    request: RunRequest,
+    settings: Settings,
+    at: datetime,
+    admission: Admission,
+    ordinals: "_Ordinals",
+    keep: Keep,
+) -> Accepted:
     normal = normalise_row(row.content, environment=request.environment, fields=request.fields, defaults=settings.defaults)
-    environment = registry.load(normal.environment)
-    task = registry.admit(environment, normal.row)
-    check_composition(request.composition.harness, environment, task)
+    environment = admission.environment(normal.environment, request.composition)
+    normal = localised(normal, environment, request.path.parent, keep)
+    admitted = admission.check(normal.environment, request.composition, normal.row)
     dataset = request.dataset or normal.dataset or stem_of(request.path)
     epoch = normal.epoch if request.epoch is None else request.epoch
     # What a row asks for holds where the run says nothing.
@@ -179,9 +207,9 @@ def _accepted(row: Row, request: RunRequest, settings: Settings, at: datetime, o
         raise Refused(f"expected a row of at most {limit} bytes (kafka.max_record_bytes), found {len(canonical)}")
     submitted = TaskSubmitted.create(
         run=request.run,
-        environment=environment.name,
+        environment=normal.environment,
         task=TaskRef(
-            id=ordinals.unique(normal.task_id, environment.name, dataset, epoch),
+            id=ordinals.unique(normal.task_id, normal.environment, dataset, epoch),
             dataset=dataset,
             split=request.split or normal.split,
             index=row.index,
@@ -190,10 +218,27 @@ def _accepted(row: Row, request: RunRequest, settings: Settings, at: datetime, o
         row=normal.row,
         at=at,
         attempts=request.attempts,
-        composition=request.composition.model_copy(update={"sampling": sampling}),
+        composition=admitted.composition.model_copy(update={"sampling": sampling}),
         limits=request.limits,
     )
-    return Accepted(submitted, canonical)
+    return Accepted(submitted, canonical, None if admitted.seeded is None else _prompt_of(admitted.seeded))
+
+
+def localised(normal: NormalisedTask, environment: Environment[Any] | None, folder: Path, keep: Keep) -> NormalisedTask:
+    """A row that names nothing which only this machine has. Its id follows its content, if it was given none.
+
+    Raises:
+        Refused: what it names is missing or too big.
+    """
+    if not isinstance(environment, LocalisesRows):
+        return normal
+    row = environment.localise(normal.row, folder, keep)
+    by_content = normal.task_id == identities.task_id_of(normal.row)
+    return replace(normal, row=row, task_id=identities.task_id_of(row) if by_content else normal.task_id)
+
+
+def _prompt_of(seeded: Seeded) -> bytes:
+    return orjson.dumps({"messages": seeded.messages, "tools": seeded.tools}, option=orjson.OPT_SORT_KEYS)
 
 
 class _Ordinals:
@@ -219,18 +264,25 @@ def plan_run(request: RunRequest, settings: Settings, at: datetime) -> Plan:
     Raises:
         UsageError: the file cannot be read.
     """
-    rows = hashlib.sha256()
+    rows, prompts = hashlib.sha256(), hashlib.sha256()
+    all_prompts_known = True
     groups: list[str] = []
     environments: Counter[str] = Counter()
+    composition = request.composition
     refusals: list[Refusal] = []
-    for row in tasks_of(request, settings, at):
+    admission = Admission.of(settings)
+    for row in tasks_of(request, settings, at, admission):
         if isinstance(row, Refusal):
             refusals.append(row)
             continue
         rows.update(row.canonical + b"\n")
+        all_prompts_known &= row.prompt is not None
+        prompts.update((row.prompt or b"") + b"\n")
         groups.append(row.task.group)
         environments[row.task.environment] += 1
-    versions = {name: registry.load(name).version for name in sorted(environments)}
+        if composition.sandbox is None:
+            composition = composition.model_copy(update={"sandbox": row.task.composition.sandbox})
+    versions = {name: found.version for name in sorted(environments) if (found := registry.find(name)) is not None}
     manifest = RunPublished.create(
         run=request.run,
         occurred_at=at,
@@ -239,11 +291,13 @@ def plan_run(request: RunRequest, settings: Settings, at: datetime) -> Plan:
         groups_sha256=hashlib.sha256("".join(f"{group}\n" for group in sorted(groups)).encode()).hexdigest(),
         attempts=request.attempts,
         environments=dict(sorted(environments.items())),
-        composition=request.composition,
+        composition=composition,
         limits=request.limits,
         versions={"rollstream": rollstream.__version__, "python": platform.python_version(), **versions},
+        prompts_sha256=prompts.hexdigest() if all_prompts_known else None,
+        benchmark=None if request.benchmark is None else request.benchmark.name,
     )
-    return Plan(manifest, tuple(refusals))
+    return Plan(manifest, tuple(refusals), admission.notes())
 
 
 async def publish_run(
@@ -276,7 +330,10 @@ async def publish_run(
             raise RunDiffers(request.run, difference)
         present = await published_groups(bootstrap, settings.kafka, request.run, known.read_from)
     sent = already = 0
-    for batch in _batches(tasks_of(request, settings, plan.manifest.occurred_at)):
+    keep = BlobStore.of(settings).keep
+    batches = _batches(tasks_of(request, settings, plan.manifest.occurred_at, keep=keep))
+    # In a thread: repositories that rows name take their time to read and to keep.
+    while batch := await asyncio.to_thread(next, batches, None):
         missing = [task for task in batch if task.group not in present]
         if missing and cancelled:
             raise RunIsOver(request.run)

@@ -13,7 +13,7 @@ from schemas.run import RunPublished
 from topics.catalogue import RUNS_CONTROL, TASKS_IN
 
 CLOCK_SKEW = timedelta(minutes=5)
-"""Between the clocks of those who write the log, whose time its records carry."""
+"""Between the clocks of brokers, whose time the records carry: one takes a partition over from another."""
 RECENT_RUNS = 8
 """Offered when one is not found."""
 

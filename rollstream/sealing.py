@@ -1,9 +1,10 @@
-"""Sealed tickets: grading data that travels through the agent side and cannot be read or moved there.
+"""Sealed tickets and receipts: what travels through the agent side and cannot be read or moved there.
 
     rs1.<key id>.<base64url(nonce || ciphertext || tag)>
 
 AES-256-GCM over zstd-compressed JSON; the session id is bound in as associated data, so a ticket moved to another session
-does not open. The key id lets keys be rotated: the first key seals, every known key opens.
+does not open, and so is what it is for, so that no ticket passes for a receipt. The key id lets keys be rotated: the first key
+seals, every known key opens.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import os
 from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import zstandard
 from cryptography.exceptions import InvalidTag
@@ -20,6 +22,7 @@ from rollstream.errors import Refused, UsageError
 from rollstream.settings import Settings
 
 FORMAT = "rs1"
+Purpose = Literal["ticket", "receipt"]
 KEY_BYTES = 32
 NONCE_BYTES = 12
 MAX_TICKET_BYTES = 64 * 1024 * 1024
@@ -43,15 +46,15 @@ class Sealer:
         self._keys = {key_id(key): AESGCM(key) for key in keys}
         self._current = key_id(keys[0])
 
-    def seal(self, content: bytes, session: str) -> str:
+    def seal(self, content: bytes, session: str, purpose: Purpose = "ticket") -> str:
         """Seal JSON bytes for one session."""
         nonce = os.urandom(NONCE_BYTES)
         compressed = zstandard.ZstdCompressor(level=1).compress(content)
-        sealed = self._keys[self._current].encrypt(nonce, compressed, self._bound_to(session))
+        sealed = self._keys[self._current].encrypt(nonce, compressed, self._bound_to(session, purpose))
         return f"{FORMAT}.{self._current}.{urlsafe_b64encode(nonce + sealed).decode()}"
 
-    def unseal(self, ticket: str, session: str) -> bytes:
-        """Open a ticket that was sealed for `session`.
+    def unseal(self, ticket: str, session: str, purpose: Purpose = "ticket") -> bytes:
+        """Open a ticket or a receipt that was sealed for `session`.
 
         Raises:
             TicketRefused: it was not sealed here, was altered, or belongs to another session.
@@ -63,21 +66,21 @@ class Sealer:
             if len(raw) < NONCE_BYTES or urlsafe_b64encode(raw).decode() != body:
                 raise ValueError
         except ValueError:
-            raise TicketRefused(f"expected a ticket {FORMAT}.KEY.BODY, found {ticket[:20]!r}") from None
+            raise TicketRefused(f"expected a {purpose} {FORMAT}.KEY.BODY, found {ticket[:20]!r}") from None
         if form != FORMAT or used not in self._keys:
             raise TicketRefused(
-                f"ticket of format {form[:20]!r} sealed with key {used[:20]!r}: this installation opens {FORMAT} with "
+                f"{purpose} of format {form[:20]!r} sealed with key {used[:20]!r}: this installation opens {FORMAT} with "
                 f"{', '.join(self._keys)} (give every worker the same ROLLSTREAM_SEALING_KEY)"
             )
         try:
-            compressed = self._keys[used].decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], self._bound_to(session))
+            compressed = self._keys[used].decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], self._bound_to(session, purpose))
         except InvalidTag:
-            raise TicketRefused(f"ticket does not belong to session {session}, or was altered") from None
+            raise TicketRefused(f"{purpose} does not belong to session {session}, or was altered") from None
         return zstandard.ZstdDecompressor().decompress(compressed, max_output_size=MAX_TICKET_BYTES)
 
     @staticmethod
-    def _bound_to(session: str) -> bytes:
-        return f"{FORMAT}:ticket:{session}".encode()
+    def _bound_to(session: str, purpose: Purpose) -> bytes:
+        return f"{FORMAT}:{purpose}:{session}".encode()
 
 
 def key_id(key: bytes) -> str:

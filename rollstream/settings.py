@@ -5,11 +5,25 @@ Order of rising strength: defaults, `rollstream.toml`, environment variables, co
 """
 
 import os
+from collections import Counter
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,7 +33,8 @@ from pydantic_settings import (
 )
 
 from rollstream.errors import UsageError
-from schemas.values import EpisodeLimits, Sampling
+from schemas.sandbox import SandboxSpec
+from schemas.values import EpisodeLimits, Name, Sampling
 
 CONFIG_FILE = "rollstream.toml"
 
@@ -48,6 +63,11 @@ class ModelSettings(Section):
     """One call, from request to the last byte."""
     max_retries: Annotated[int, Field(ge=0)] = 4
     """Retries of one call inside the episode: on 408, 409, 429, 5xx and connection errors, with exponential back-off."""
+    price_per_million_input: Annotated[float, Field(ge=0)] | None = None
+    """Of a million prompt tokens, in whatever currency; used by reports alone, at the time they are made."""
+    price_per_million_output: Annotated[float, Field(ge=0)] | None = None
+    price_per_million_cached: Annotated[float, Field(ge=0)] | None = None
+    """Of a million prompt tokens that the server had cached; null means the price of input."""
 
 
 class Defaults(Section):
@@ -56,6 +76,8 @@ class Defaults(Section):
     environment: str | None = None
     harness: str = "chat"
     model: str = "default"
+    sandbox: Name | None = None
+    """Backend of a run that takes sandboxes; null means `sandboxes.provider`, else this machine's default."""
     run: str | None = None
     attempts: Annotated[int, Field(ge=1, le=10_000)] = 1
     dataset: str = "adhoc"
@@ -69,9 +91,9 @@ class Limits(Section):
     max_concurrent_episodes: Annotated[int, Field(ge=1)] = 256
     """Per worker process."""
     queue_timeout_seconds: Annotated[float, Field(gt=0)] | None = None
-    """From fetch to start; null waits for ever."""
+    """Of a session, from fetch to start; null waits for ever."""
     default_episode_timeout_seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """From seed to verdict, without queueing and clean-up."""
+    """From seed to verdict, without queueing and clean-up; passing it is retryable."""
     cleanup_timeout_seconds: Annotated[float, Field(gt=0)] = 30.0
     agent_timeout_seconds: Annotated[float, Field(gt=0)] = 1800.0
     max_steps: Annotated[int, Field(ge=1)] = 100
@@ -79,6 +101,9 @@ class Limits(Section):
     max_output_bytes: Annotated[int, Field(ge=1024)] = 1_000_000
     """Longest text kept of one message or observation; the rest is cut, with a marker that gives the original size."""
     verification_timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """Of environments that do not say how long theirs may take."""
+    step_timeout_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """One action of an episode, carried out by its environment; passing it is retryable."""
 
     def for_episode(self) -> EpisodeLimits:
         """The part that travels with a session."""
@@ -104,6 +129,9 @@ class KafkaSettings(Section):
     drain_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """On SIGTERM, how long running episodes may go on before they are handed back."""
     max_record_bytes: Annotated[int, Field(ge=2**20)] = 16 * 1024 * 1024
+    idempotent_producer: bool = False
+    """Let the broker drop what a producer repeats after a lost answer. Correctness does not need it, since repeated events have
+    the same id; brokers may refuse it; and aiokafka's can wedge for good on a sequence error (its issue 1017)."""
 
 
 class RetrySettings(Section):
@@ -116,6 +144,48 @@ class RetrySettings(Section):
     most_delay_s: Annotated[float, Field(gt=0)] = 300.0
     budget_per_run: Annotated[int, Field(ge=0)] = 10_000
     """Failures of one run that one worker process schedules again; beyond it they are final."""
+
+
+DEFAULT_POOL = "default"
+RESERVED_POOLS = frozenset({DEFAULT_POOL, "retries", "actions"})
+"""The pool that is always there, and names that would make one consumer group of two."""
+
+PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+"""Part of consumer groups, file names and variables, whose names are read in lower case."""
+
+
+class PoolSettings(Section):
+    """`[pools.NAME]`: a fleet of workers of its own. It serves what matches in everything that it names; the rest is any."""
+
+    environments: list[Name] = []
+    harnesses: list[Name] = []
+    sandboxes: list[Name] = []
+
+    @model_validator(mode="after")
+    def _claims_something_once(self) -> Self:
+        claims = self.claims()
+        if not any(claims.values()):
+            raise ValueError(
+                f"expected a pool to name one of {', '.join(claims)}, found none: it would serve nothing of its own"
+            )
+        for names in claims.values():
+            if repeated := [name for name, count in Counter(names).items() if count > 1]:
+                raise ValueError(f"expected every name once in a pool, found {repeated[0]} twice")
+        return self
+
+    def claims(self) -> dict[str, list[str]]:
+        return {"environments": self.environments, "harnesses": self.harnesses, "sandboxes": self.sandboxes}
+
+
+def _contested(first: PoolSettings, second: PoolSettings) -> str | None:
+    """The name that two pools both claim for the same work; None if something that both name keeps them apart."""
+    shared = ""
+    for mine, theirs in zip(first.claims().values(), second.claims().values(), strict=True):
+        both = [name for name in mine if name in theirs]
+        if mine and theirs and not both:
+            return None
+        shared = shared or (both[0] if both else "")
+    return shared or None
 
 
 class StoreSettings(Section):
@@ -132,6 +202,156 @@ class VerifierSettings(Section):
 
     grader_processes: Annotated[int, Field(ge=1)] = 2
     grader_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+
+
+class PluginSettings(Section):
+    """`[plugins]`: environments and harnesses of your own. Paths are relative to where the process is started."""
+
+    environments: dict[str, str] = {}
+    """Name -> path.py:Class."""
+    harnesses: dict[str, str] = {}
+    """Name -> path.py:Class."""
+
+
+class HttpEnvironmentSettings(Section):
+    """`[environments.http.NAME]`: an environment called NAME that runs on a server of your own."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    """Base address; `/seed`, `/step`, `/verify` and `/close` are put after it."""
+    version: str = "1"
+    """Raise it when the same episode could get another reward."""
+    public_fields: list[str] = []
+    """Fields of a row that `/seed` gets; all others go to `/verify` only."""
+    success_threshold: float = 1.0
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """One request, from connecting to the last byte."""
+    token_env: str = ""
+    """Name of the environment variable with a bearer token for the server; empty sends none."""
+
+
+class SweBenchSettings(Section):
+    """`[environments.swe_bench]`: the boxes of SWE-bench instances, which say nothing about them."""
+
+    image_template: str = "swebench/sweb.eval.x86_64.{id}:latest"
+    """Of instances that name no image. `{id}` is the instance's as Docker Hub has it: in lower case, `__` as `_1776_`;
+    `{instance_id}` is as it stands."""
+    cpus: Annotated[float, Field(gt=0)] = 2.0
+    memory_mib: Annotated[int, Field(ge=64)] = 8192
+    disk_mib: Annotated[int, Field(ge=8)] = 4096
+    """Of the repository; it counts as memory."""
+    pids: Annotated[int, Field(ge=16)] = 1024
+    test_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+
+    @field_validator("image_template")
+    @classmethod
+    def _has_no_other_placeholder(cls, template: str) -> str:
+        try:
+            template.format(id="", instance_id="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"expected no placeholders but {{id}} and {{instance_id}}, found {error}") from None
+        return template
+
+
+class EnvironmentSettings(Section):
+    """`[environments]`: environments that are declared rather than installed, and what is set of shipped ones."""
+
+    http: dict[str, HttpEnvironmentSettings] = {}
+    swe_bench: SweBenchSettings = SweBenchSettings()
+
+
+class BlobSettings(Section):
+    """`[blobs]`: where that is kept which is too long for a record."""
+
+    url: str | None = None
+    """A directory or any fsspec URL; null means `blobs` in the data directory."""
+    inline_limit_bytes: Annotated[int, Field(ge=256)] = 8192
+    """Longest sealed ticket or receipt that travels inside an event, and longest artifact or file that is handed in so."""
+
+
+class EnvSettings(Section):
+    """`[env]`: how an env_worker carries out actions."""
+
+    action_lanes: Annotated[int, Field(ge=1)] = 256
+    """Actions at once, per worker process."""
+    world_cache_mib: Annotated[int, Field(ge=0)] = 64
+    """Worlds kept so that their next action finds them open."""
+    max_open_sessions: Annotated[int, Field(ge=1)] = 1024
+    """Sessions whose environment holds something outside its world (a box, a connection) in this worker process; more wait
+    in the log."""
+
+
+class WarmSettings(Section):
+    """`[sandboxes.warm.NAME]`: boxes of one kind that wait, started, for a session that asks for such a one."""
+
+    count: Annotated[int, Field(ge=1, le=100)] = 1
+    """In every process of the worker."""
+    worker: Literal["agent_worker", "verifier_worker"] = "verifier_worker"
+    provider: Name | None = None
+    """Null means `sandboxes.provider`, else this machine's default."""
+    spec: SandboxSpec = SandboxSpec()
+    """Sessions get one if theirs is the same but for variables, files and a shorter time."""
+    idle_seconds: Annotated[float, Field(ge=1)] = 1800.0
+    """How long one waits before it is replaced."""
+
+    @field_validator("spec")
+    @classmethod
+    def _has_no_gateway(cls, spec: SandboxSpec) -> SandboxSpec:
+        if spec.network == "gateway":
+            raise ValueError("expected another network for warm sandboxes than gateway, whose socket is each session's own")
+        return spec
+
+
+class SandboxSettings(Section):
+    """`[sandboxes]`: where commands of agents and of verification run."""
+
+    provider: str | None = None
+    """`docker`, `bubblewrap`, `local`, or a plug-in's name: for runs that name none, and reaped from the start. Others are
+    brought in by the sessions that name them, and by leases of this host that are still open."""
+    image: str | None = None
+    """Of boxes whose task names none, where the provider has images; null is what `make sandbox-image` makes."""
+    agent: SandboxSpec = SandboxSpec(network="gateway")
+    """`[sandboxes.agent]`: the box of a harness that works in one, where the environment describes none."""
+    unsafe_local: bool = False
+    """Lets `local` run commands of agents with the rights of whoever runs the worker."""
+    lease_seconds: Annotated[float, Field(ge=1)] = 600.0
+    """How long a box outlives its last use before anybody may reap it."""
+    reap_interval_seconds: Annotated[float, Field(gt=0)] = 30.0
+    warm: dict[str, WarmSettings] = {}
+
+
+class CliSettings(Section):
+    """`[harnesses.claude_code]`, `[harnesses.codex]`: a command-line agent that works in the box."""
+
+    path: str = ""
+    """Of the program on the machine of the boxes, or of a directory that holds it, itself or in `bin`: mounted read-only into
+    every box of this harness. Empty: the image brings the program."""
+    args: list[str] = []
+    """More options of the program, put after our own."""
+    env: dict[str, str] = {}
+    """More variables of the program. Whatever runs in the box can read them: no place for keys."""
+
+
+class CommandSettings(CliSettings):
+    """`[harnesses.command]`: any other program as an agent."""
+
+    argv: list[str] = []
+    """Program and arguments. `{instruction}`, `{instruction_file}`, `{workdir}`, `{model}` and `{model_url}` are filled in."""
+    instruction: Literal["stdin", "argument", "file"] = "stdin"
+    """How it is told what to do: on its standard input, by `{instruction}` or by `{instruction_file}`."""
+    steps: Literal["none", "jsonl"] = "none"
+    """`jsonl`: every line that it prints is a chat message, which may have `usage`, `model` and `finish_reason` beside it."""
+    answer_file: str = ""
+    """What it says in the end, relative to the work directory; empty takes its last message, or what it prints."""
+    ok_exit_codes: list[int] = [0]
+    """Any other means that it has failed, and did not just give up."""
+
+
+class HarnessSettings(Section):
+    """`[harnesses]`: agents that work in boxes."""
+
+    claude_code: CliSettings = CliSettings()
+    codex: CliSettings = CliSettings()
+    command: CommandSettings = CommandSettings()
 
 
 class Settings(BaseSettings):
@@ -162,6 +382,38 @@ class Settings(BaseSettings):
     retries: RetrySettings = RetrySettings()
     store: StoreSettings = StoreSettings()
     verifier: VerifierSettings = VerifierSettings()
+    plugins: PluginSettings = PluginSettings()
+    environments: EnvironmentSettings = EnvironmentSettings()
+    blobs: BlobSettings = BlobSettings()
+    env: EnvSettings = EnvSettings()
+    pools: dict[PoolName, PoolSettings] = {}
+    pool: str = DEFAULT_POOL
+    """Which pool the workers of this process serve."""
+
+    @field_validator("pools")
+    @classmethod
+    def _claimed_once(cls, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
+        for name in pools:
+            if name in RESERVED_POOLS:
+                raise ValueError(f"expected another name for a pool than {name}, which has a meaning of its own")
+        for (one, first), (other, second) in combinations(sorted(pools.items()), 2):
+            if (contested := _contested(first, second)) is not None:
+                raise ValueError(
+                    f"expected one pool to claim {contested}, found {one} and {other} claiming it for the same work"
+                )
+        return pools
+
+    @field_validator("pool")
+    @classmethod
+    def _is_declared(cls, pool: str, info: ValidationInfo) -> str:
+        declared = info.data.get("pools")
+        if declared is not None and pool != DEFAULT_POOL and pool not in declared:
+            names = ", ".join([DEFAULT_POOL, *sorted(declared)])
+            raise ValueError(f"expected one of the pools {names}, found {pool!r}: declare it with [pools.{pool}]")
+        return pool
+
+    sandboxes: SandboxSettings = SandboxSettings()
+    harnesses: HarnessSettings = HarnessSettings()
 
     @field_validator("bootstrap_servers", mode="before")
     @classmethod
@@ -217,6 +469,9 @@ def load_settings(**overrides: Any) -> Settings:
         # What stands under a name that is not ours, or under a secret, may be a key.
         if first["type"] == "extra_forbidden":
             raise UsageError(f"setting {name}: there is no such setting; {where}") from None
+        if first["type"] == "value_error":
+            # A sentence of our own, which says what was found.
+            raise UsageError(f"setting {name}: {first['ctx']['error']}; {where}") from None
         found = "" if name.startswith(_SECRET) else f", found {first['input']!r}"
         raise UsageError(f"setting {name}: {first['msg']}{found}; {where}") from None
     except (TOMLDecodeError, UnicodeDecodeError) as error:

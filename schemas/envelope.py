@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AwareDatetime, Field
 
-from schemas.values import GroupRef, Name, TaskRef, Value
+from schemas.values import Composition, GroupRef, Name, TaskRef, Value
 
 Headers = list[tuple[str, bytes]]
 
@@ -140,6 +140,12 @@ class SessionEvent(Event, SessionIds):
 
     def headers(self) -> Headers:
         return [*super().headers(), *self.id_headers(self.event_id)]
+
+
+def composition_headers(composition: Composition) -> Headers:
+    """What a record asks of its worker beside the environment, so that a pool can pass over what is not its own."""
+    sandbox = composition.sandbox
+    return [("harness", composition.harness.encode()), *([] if sandbox is None else [("sandbox", sandbox.encode())])]
 
 
 def traceparent(trace: str, span: str) -> bytes:

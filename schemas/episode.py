@@ -5,16 +5,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.envelope import SessionEvent
+from schemas.envelope import Headers, SessionEvent, composition_headers
 from schemas.session import Submission
 from schemas.step import Call, Execution
 from schemas.values import ChatMessage, Composition, EpisodeLimits, JsonObject, Name, Value
 
 StopReason = Literal[
-    "completed", "agent_timeout", "max_steps", "max_model_tokens", "length", "context_overflow", "content_filter"
+    "completed", "agent_timeout", "max_steps", "max_model_tokens", "length", "context_overflow", "content_filter", "truncated"
 ]
+"""`truncated`: the environment broke the episode off; the others are the agent's own."""
 TRUNCATED: frozenset[str] = frozenset(
-    {"agent_timeout", "max_steps", "max_model_tokens", "length", "context_overflow", "content_filter"}
+    {"agent_timeout", "max_steps", "max_model_tokens", "length", "context_overflow", "content_filter", "truncated"}
 )
 
 
@@ -34,6 +35,9 @@ class EpisodeTiming(Value):
 
     queued_s: Annotated[float, Field(ge=0)] = 0.0
     agent_s: Annotated[float, Field(ge=0)] = 0.0
+    """From the harness's start to the hand-in; `model_s` and `environment_s` are part of it."""
+    environment_s: Annotated[float, Field(ge=0)] = 0.0
+    """Waiting for what the environment answers to actions."""
     model_s: Annotated[float, Field(ge=0)] = 0.0
     verify_s: Annotated[float, Field(ge=0)] = 0.0
 
@@ -53,6 +57,8 @@ class EpisodeCompleted(SessionEvent):
     tools: list[JsonObject] = []
     steps: list[str]
     """Ids of the AgentStepped events that make up this trajectory; steps of other executions do not belong to it."""
+    actions: list[str] = []
+    """Ids of the ActionRequested events of this trajectory, in order."""
     calls: list[Call]
     sequences: list[Sequence] = []
     timing: EpisodeTiming
@@ -61,3 +67,8 @@ class EpisodeCompleted(SessionEvent):
     submitted_at: datetime
     ticket: str
     """Sealed, unopened, from SessionReady."""
+    receipt: str | None = None
+    """Sealed, unopened, from the last observation: the final world and the step rewards. Null when nobody acted."""
+
+    def headers(self) -> Headers:
+        return [*super().headers(), *composition_headers(self.composition)]

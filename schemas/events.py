@@ -3,14 +3,16 @@
 from typing import TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from schemas.action import ActionRequested, EnvironmentCalled, ObservationReturned, StepRewarded
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
 from schemas.failure import DeadLettered, DeadLetterSettled
 from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.run import RunCancelled, RunPaused, RunPublished, RunResumed
+from schemas.sandbox import SandboxLeased, SandboxReleased
 from schemas.session import SessionReady
 from schemas.step import AgentStepped
 from schemas.task import TaskSubmitted
@@ -23,11 +25,17 @@ EVENTS: dict[str, type[Event]] = {
     "RunCancelled": RunCancelled,
     "TaskSubmitted": TaskSubmitted,
     "SessionReady": SessionReady,
+    "ActionRequested": ActionRequested,
+    "ObservationReturned": ObservationReturned,
     "AgentStepped": AgentStepped,
+    "StepRewarded": StepRewarded,
+    "EnvironmentCalled": EnvironmentCalled,
     "EpisodeCompleted": EpisodeCompleted,
     "VerdictReached": VerdictReached,
     "RolloutScored": RolloutScored,
     "RetryScheduled": RetryScheduled,
+    "SandboxLeased": SandboxLeased,
+    "SandboxReleased": SandboxReleased,
     "DeadLettered": DeadLettered,
     "DeadLetterSettled": DeadLetterSettled,
 }
@@ -53,6 +61,7 @@ def decode(raw: bytes | None, expected: type[E]) -> E:
         raise UndecodableEvent(_why(raw, expected, error)) from None
     if event.schema_version > expected.SCHEMA_VERSION:
         raise UndecodableEvent(_newer(expected, event.schema_version))
+    _forget_given(event)
     return event
 
 
@@ -74,6 +83,18 @@ def decode_any(raw: bytes | None, expected: tuple[type[Event], ...]) -> Event:
             return decode(raw, event)
     names = ", ".join(event.__name__ for event in expected)
     raise UndecodableEvent(f"expected an event of kind {names}, found kind {kind!r}")
+
+
+_NOBODY_ASKS: set[str] = set()
+_MODEL = type(BaseModel)
+
+
+def _forget_given(model: BaseModel) -> None:
+    """Share one record of which fields were given: a set for each model weighs as much as its values do, and many are held."""
+    object.__setattr__(model, "__pydantic_fields_set__", _NOBODY_ASKS)
+    for value in model.__dict__.values():
+        if type(type(value)) is _MODEL:  # `isinstance` asks an abstract class, and takes as long as the decoding
+            _forget_given(value)
 
 
 def _newer(expected: type[Event], found: object) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from schemas.envelope import Headers, SessionEvent
+from schemas.envelope import Headers, SessionEvent, composition_headers
 from schemas.episode import EpisodeCompleted
 from schemas.failure import ErrorInfo
 from schemas.values import Composition, EpisodeLimits, Name
@@ -36,6 +36,10 @@ class RetryScheduled(SessionEvent):
     episode: EpisodeCompleted | None = None
     worker: Name = "unknown"
     """Who scheduled it."""
+    revision: Annotated[int, Field(ge=0)] = 0
+    """Of the verdict to be reached: above 0, an episode that has ended is verified once more, and both records are kept."""
+    environment_version: Name | None = None
+    """Which version of the environment is to verify; null for whichever there is."""
 
     @model_validator(mode="after")
     def _verification_has_its_episode(self) -> Self:
@@ -49,7 +53,9 @@ class RetryScheduled(SessionEvent):
     def headers(self) -> Headers:
         return [
             *super().headers(),
+            *composition_headers(self.composition),
             ("stage", self.stage.encode()),
             ("next_round", b"%d" % self.next_round),
             ("next_try", b"%d" % self.next_try),
+            ("revision", b"%d" % self.revision),
         ]

@@ -15,7 +15,7 @@ from schemas.identities import event_id
 from schemas.session import Submission
 from schemas.step import Call
 from schemas.values import ChatMessage, Composition, JsonObject, Reward, Usage, Value
-from schemas.verdict import VerdictReached
+from schemas.verdict import StepReward, VerdictReached
 
 Status = Literal["completed", "truncated", "errored", "cancelled"]
 
@@ -26,13 +26,6 @@ class Mask(Value):
     loss: bool
     baseline: bool
     reason: str | None = None
-
-
-class StepReward(Value):
-    """Reward of one step of the environment, by index."""
-
-    index: Annotated[int, Field(ge=0)]
-    reward: Reward | None
 
 
 class Versions(Value):
@@ -112,6 +105,7 @@ class RolloutScored(Event, SessionIds):
             reward=verdict.reward,
             success=verdict.success,
             reward_components=verdict.components,
+            steps=verdict.steps,
             mask=Mask(loss=False, baseline=False),
             submission=episode.submission,
             messages=episode.messages,
@@ -132,13 +126,14 @@ class RolloutScored(Event, SessionIds):
         )
 
     @classmethod
-    def of_failure(cls, ids: SessionIds, error: ErrorInfo, caused_at: datetime) -> "RolloutScored":
+    def of_failure(cls, ids: SessionIds, error: ErrorInfo, caused_at: datetime, revision: int = 0) -> "RolloutScored":
         """The terminal record of an attempt that failed: no reward, masked twice."""
         return cls(
-            event_id=terminal_event_id(ids.session),
+            event_id=terminal_event_id(ids.session, revision),
             occurred_at=now(),
             caused_at=caused_at,
             **ids.ids(),
+            revision=revision,
             status="errored",
             stop_reason=error.kind,
             error=error,

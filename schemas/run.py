@@ -35,6 +35,10 @@ class RunPublished(RunEvent):
     limits: EpisodeLimits
     versions: dict[str, str]
     """Of rollstream, Python and every environment named."""
+    prompts_sha256: str | None = None
+    """Of what the agent sees first of every task (messages and tools), one canonical JSON text a line, in the file's order."""
+    benchmark: Name | None = None
+    """Name of the benchmark that it was published as. A label: what makes two runs comparable is everything else."""
 
     @classmethod
     def create(cls, *, run: str, occurred_at: datetime | None = None, **fields: object) -> "RunPublished":

@@ -31,6 +31,8 @@ class Call(Value):
     attempts: Annotated[int, Field(ge=1)] = 1
     """How many times the request was sent before it was answered."""
     policy_version: str | None = None
+    cost_usd: Annotated[float, Field(ge=0)] | None = None
+    """What whoever made the call says that it cost; null when nobody said."""
 
 
 class AgentStepped(SessionEvent):
@@ -40,6 +42,8 @@ class AgentStepped(SessionEvent):
     execution: Execution
     source: Literal["agent", "gateway"] = "agent"
     index: Annotated[int, Field(ge=0)]
+    previous: Name | None = None
+    """Id of the step before, which may be an earlier execution's: a trajectory is what its last step leads back to."""
     role: str = "policy"
     """Which of the run's models was called."""
     call: Call

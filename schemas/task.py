@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from schemas import identities
-from schemas.envelope import Event, Headers, SessionIds, now
+from schemas.envelope import Event, Headers, SessionIds, composition_headers, now
 from schemas.values import Composition, EpisodeLimits, GroupRef, JsonObject, Name, TaskRef, Value
 
 
@@ -61,6 +61,7 @@ class TaskSubmitted(Event):
             ("group_id", self.group.encode()),
             ("group_size", b"%d" % self.attempts),
             ("environment", self.environment.encode()),
+            *composition_headers(self.composition),
         ]
 
 

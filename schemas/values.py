@@ -7,6 +7,7 @@ infinity or an integer outside 64 bits becomes its text. `clean` says whether it
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -40,6 +41,20 @@ class ChatMessage(TypedDict, total=False):
     name: str
 
 
+def text_of(message: ChatMessage) -> str:
+    """The text of a message, whether it is a string or a list of parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part.get("text"), str))  # type: ignore[misc]
+    return content or ""
+
+
+def tool_names(tools: Sequence[JsonObject]) -> frozenset[str]:
+    """The names of OpenAI function tools."""
+    functions = [tool.get("function") for tool in tools]
+    return frozenset(str(function.get("name")) for function in functions if isinstance(function, dict))
+
+
 class TaskRef(Value):
     """Which task: everything about it that is public and fits in a line."""
 
@@ -70,23 +85,25 @@ class Sampling(Value):
 
 
 class Composition(Value):
-    """What runs together: harness x models by role x sampling (the environment and the task stand beside it)."""
+    """What runs together: harness x models by role x sampling x sandbox backend (environment and task stand beside it)."""
 
     harness: Name = "chat"
     models: dict[str, str] = {"policy": "default"}
     """Role -> name of a model in the settings, or an id that the `default` endpoint serves."""
     sampling: Sampling = Sampling()
+    sandbox: Name | None = None
+    """Name of the backend that runs the sandboxes; null where none is asked for."""
 
 
 class EpisodeLimits(Value):
     """Limits that travel with a session. The agent's own are outcomes; the episode's is a retryable failure."""
 
-    episode_timeout_s: float = 3600.0
+    episode_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     """From seed to verdict, without queueing and clean-up."""
-    agent_timeout_s: float = 1800.0
-    max_steps: int = 100
-    max_model_tokens: int | None = None
-    max_output_bytes: int = 1_000_000
+    agent_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    max_steps: Annotated[int, Field(ge=1)] = 100
+    max_model_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_bytes: Annotated[int, Field(ge=1)] = 1_000_000
 
 
 class Usage(Value):

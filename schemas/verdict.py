@@ -6,7 +6,14 @@ from pydantic import Field
 
 from schemas.envelope import SessionEvent
 from schemas.step import Execution
-from schemas.values import JsonObject, Name, Reward
+from schemas.values import JsonObject, Name, Reward, Value
+
+
+class StepReward(Value):
+    """Reward of one step of the environment, by index."""
+
+    index: Annotated[int, Field(ge=0)]
+    reward: Reward | None
 
 
 class VerdictReached(SessionEvent):
@@ -24,6 +31,8 @@ class VerdictReached(SessionEvent):
     success: bool | None
     """The environment's own threshold; null when there is no reward."""
     components: dict[str, Reward] = {}
+    steps: list[StepReward] = []
+    """What the session's actions earned, as its last receipt tells."""
     diagnostics: JsonObject = {}
     """Why: what was parsed, what was compared. Holds no grading data beyond what the verdict itself tells."""
     hermetic: bool = True

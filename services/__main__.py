@@ -1,6 +1,9 @@
 """Runs workers: `python -m services [NAME …]` runs the named ones, or all, in one process until SIGTERM or Ctrl-C.
 
-`python -m services asyncapi` prints the AsyncAPI document of all of them and exits.
+With `--pool NAME` they serve that pool of the settings; the store_worker, which reads everything, is then not among them.
+
+`python -m services asyncapi` prints the AsyncAPI document of all of them and exits; `python -m services.health` asks those that
+run on this host how they are.
 """
 
 import argparse
@@ -19,27 +22,38 @@ import uvloop
 from rollstream.broker import find_broker
 from rollstream.errors import BrokerUnavailable, RollstreamError, UsageError
 from rollstream.eventlog.apps import WorkerApp, asyncapi
+from rollstream.health import HealthSocket
 from rollstream.settings import Settings, load_settings
+from rollstream.supervisor.plan import WORKERS, workers_of
 
-WORKERS = ("env_worker", "agent_worker", "verifier_worker", "store_worker")
+DECLARE_IN = {
+    "env_worker": "rollstream.environments.registry",
+    "verifier_worker": "rollstream.environments.registry",
+    "agent_worker": "services.agent_worker.harnesses.registry",
+}
+"""Where a worker's own plug-ins, which only the settings of this process name, are made known."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m services", description="Run workers in this process.", epilog="example: python -m services agent_worker"
+        prog="python -m services",
+        description="Run workers in this process.",
+        epilog="example: python -m services env_worker agent_worker verifier_worker --pool gpu",
     )
     parser.add_argument("names", nargs="*", choices=[*WORKERS, "asyncapi"], default=[], help="workers to run; none means all")
-    names: list[str] = parser.parse_args().names
+    parser.add_argument("--pool", metavar="NAME", help="which pool of the settings they serve; default: the setting `pool`")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.names
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for chatty in ("aiokafka", "httpx2", "openai"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
-        settings = load_settings()
+        settings = load_settings(pool=arguments.pool)
         if "asyncapi" in names:
             print(describe(settings))
             return
         settings = settings.model_copy(update={"bootstrap_servers": find_broker(settings)})
-        uvloop.run(run(names or list(WORKERS), settings))
+        uvloop.run(run(list(workers_of(settings.pool, names)), settings))
     except BrokerUnavailable as error:
         sys.exit(_failed(error, 3))
     except UsageError as error:
@@ -49,7 +63,13 @@ def main() -> None:
 
 
 def build(name: str, settings: Settings) -> WorkerApp:
-    """The application of one worker; only its own modules are imported."""
+    """The application of one worker; only its own modules are imported.
+
+    Raises:
+        UsageError: the settings declare a plug-in under a name that is taken.
+    """
+    if registry := DECLARE_IN.get(name):
+        importlib.import_module(registry).declare(settings)
     app: WorkerApp = importlib.import_module(f"services.{name}.app").build(settings)
     return app
 
@@ -72,18 +92,19 @@ async def run(names: list[str], settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     started = time.monotonic()
     apps: dict[str, WorkerApp] = {}
-    try:
-        for name in names:
-            apps[name] = app = build(name, settings)
-            await app.start()
-            _say(event="ready", worker=name, pid=os.getpid(), seconds=round(time.monotonic() - started, 3))
-        await _first(stop, apps)
-    finally:
-        results = await asyncio.gather(*(app.stop() for app in apps.values()), return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                logging.getLogger(__name__).error("while stopping: %r", result)
-        _say(event="stopped", workers=list(apps), pid=os.getpid())
+    async with HealthSocket(settings.data_dir, lambda: tuple(app.health() for app in apps.values())):
+        try:
+            for name in names:
+                apps[name] = app = build(name, settings)
+                await app.start()
+                _say(event="ready", worker=name, pid=os.getpid(), seconds=round(time.monotonic() - started, 3))
+            await _first(stop, apps)
+        finally:
+            results = await asyncio.gather(*(app.stop() for app in apps.values()), return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    logging.getLogger(__name__).error("while stopping: %r", result)
+            _say(event="stopped", workers=list(apps), pid=os.getpid())
 
 
 async def _first(stop: asyncio.Event, apps: dict[str, WorkerApp]) -> None:

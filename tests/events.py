@@ -10,12 +10,22 @@ from datetime import UTC, datetime, timedelta
 from rollstream.eventlog.reading import Record
 from rollstream.eventlog.retries import schedule
 from schemas import identities
+from schemas.action import (
+    ActionRequested,
+    EnvironmentCalled,
+    ObservationReturned,
+    StepRewarded,
+    ToolCall,
+    action_id,
+    observation_id,
+)
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted, EpisodeTiming, StopReason
 from schemas.failure import ErrorInfo
 from schemas.retry import RetryScheduled
-from schemas.rollout import RolloutScored
+from schemas.rollout import RolloutScored, StepReward
 from schemas.run import DatasetManifest, RunPublished
+from schemas.sandbox import SandboxHolder, SandboxLeased, SandboxSpec
 from schemas.session import SessionReady, Submission
 from schemas.step import AgentStepped, Call, Execution
 from schemas.task import TaskSubmitted
@@ -29,7 +39,7 @@ CANARY = "CANARY-GRADING-4711"
 COMPOSITION = Composition(harness="chat", models={"policy": "small"})
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=5)
-TIMING = EpisodeTiming(queued_s=1.0, agent_s=2.0, model_s=1.5)
+TIMING = EpisodeTiming(queued_s=1.0, agent_s=2.0, environment_s=0.25, model_s=1.5)
 
 
 def at(seconds: float) -> datetime:
@@ -65,6 +75,24 @@ def task_submitted(
     )
 
 
+def sandbox_leased(
+    sandbox: str = "box-1", *, session: str | None = "session-1", fence: int = 1, lease_s: float = 60.0
+) -> SandboxLeased:
+    """A box of an agent_worker, leased at `START`."""
+    return SandboxLeased.create(
+        sandbox,
+        provider="docker",
+        installation="cluster/",
+        host="here",
+        holder=SandboxHolder(
+            worker="agent_worker@host:1", run="run-1", session=session, consumer_group="agent_worker", fence=fence
+        ),
+        spec=SandboxSpec(env={"KEY": CANARY}, files={"tests.py": CANARY}),
+        lease_s=lease_s,
+        at=START,
+    )
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt at a task, and every event of it. `round_` and `try_` choose the session."""
@@ -81,6 +109,7 @@ class Attempt:
     usage: Usage = USAGE
     timing: EpisodeTiming = TIMING
     verify_s: float = 0.5
+    cost_usd: float | None = None
 
     @property
     def rollout(self) -> str:
@@ -121,7 +150,15 @@ class Attempt:
         )
 
     def call(self) -> Call:
-        return Call(turn=0, model="small-1b", finish_reason="stop", usage=self.usage, started_at=at(1.5), duration_s=1.5)
+        return Call(
+            turn=0,
+            model="small-1b",
+            finish_reason="stop",
+            usage=self.usage,
+            started_at=at(1.5),
+            duration_s=1.5,
+            cost_usd=self.cost_usd,
+        )
 
     def stepped(self) -> AgentStepped:
         execution = self.execution()
@@ -134,6 +171,71 @@ class Attempt:
             call=self.call(),
             message=self.message(),
             response={"id": "response-1", "choices": [{"message": self.message()}]},
+            **self.ids(),
+        )
+
+    def acted(self, index: int = 0, call: ToolCall | None = None) -> ActionRequested:
+        execution = self.execution()
+        return ActionRequested(
+            event_id=action_id(self.session, execution.id, "agent", index),
+            occurred_at=at(3.25),
+            caused_at=at(1),
+            execution=execution,
+            index=index,
+            step=self.stepped().event_id,
+            action=call or ToolCall(id="call-0", name="add", arguments={"a": 1, "b": 1}),
+            composition=self.task.composition,
+            max_output_bytes=1_000_000,
+            ticket=f"sealed {CANARY}",
+            receipt=None if index == 0 else f"sealed {CANARY}",
+            **self.ids(),
+        )
+
+    def observed(self, index: int = 0, text: str = "2") -> ObservationReturned:
+        action = self.acted(index)
+        return ObservationReturned(
+            event_id=observation_id(action.event_id),
+            occurred_at=at(3.5),
+            caused_at=at(3.25),
+            action=action.event_id,
+            execution=action.execution,
+            index=index,
+            messages=[{"role": "tool", "tool_call_id": "call-0", "content": text}],
+            receipt=f"sealed {CANARY}",
+            worker="env_worker@host:1",
+            **self.ids(),
+        )
+
+    def step_rewarded(self, index: int = 0, reward: float | None = 0.5) -> StepRewarded:
+        action = self.acted(index)
+        return StepRewarded(
+            event_id=identities.event_id("StepRewarded", action.event_id),
+            occurred_at=at(3.5),
+            caused_at=at(3.25),
+            action=action.event_id,
+            execution=action.execution,
+            index=index,
+            reward=reward,
+            components={"sum": 0.25},
+            info={"why": "it adds up"},
+            **self.ids(),
+        )
+
+    def environment_called(self, index: int = 0, role: str = "user") -> EnvironmentCalled:
+        """What a simulated user said of its private goal while it answered the first action."""
+        action = self.acted()
+        return EnvironmentCalled(
+            event_id=identities.event_id("EnvironmentCalled", action.event_id, "handling", index),
+            occurred_at=at(3.5),
+            caused_at=action.caused_at,
+            stage="agent",
+            cause=action.event_id,
+            execution=Execution(id="handling", worker="env_worker@host:1"),
+            index=index,
+            role=role,
+            call=self.call(),
+            message={"role": "assistant", "content": f"I want {CANARY}."},
+            response={"text": f"I want {CANARY}."},
             **self.ids(),
         )
 
@@ -204,6 +306,12 @@ class Attempt:
         """The whole chain after the task, ending in a score."""
         return [self.ready(), self.stepped(), self.completed(), self.verdict(), self.scored()]
 
+    def interaction(self) -> list[Event]:
+        """The whole chain of an attempt that acted once."""
+        acted = [self.acted(), self.observed(), self.step_rewarded(), self.environment_called()]
+        completed = self.completed().model_copy(update={"actions": [self.acted().event_id]})
+        return [self.ready(), self.stepped(), *acted, completed, self.verdict(), self.scored()]
+
 
 class Log:
     """Numbers records as a broker would: one partition a topic, offsets from 0."""
@@ -237,3 +345,38 @@ def attempts(task: TaskSubmitted, *rewards: float) -> Iterator[Attempt]:
     """One attempt a reward, in the order of the group."""
     for index, reward in enumerate(rewards):
         yield Attempt(task, index=index, reward=reward)
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> JsonObject:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+TOOLS: list[JsonObject] = [
+    {
+        "type": "function",
+        "function": {"name": "search", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
+    },
+    {
+        "type": "function",
+        "function": {"name": "sum", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    },
+]
+
+
+def with_tools(record: RolloutScored) -> RolloutScored:
+    """The same attempt, played with three tool calls and rewards for two steps."""
+    first = [tool_call("call-1", "search", '{"q": "1"}'), tool_call("call-2", "sum", '{"a": 1}')]
+    # Ids may come again: some servers number the calls of each answer.
+    second = [tool_call("call-1", "search", '{"q": "2"}')]
+    messages: list[ChatMessage] = [
+        {"role": "system", "content": "Use the tools."},
+        {"role": "user", "content": "1 + 1 = ?"},
+        {"role": "assistant", "content": None, "tool_calls": first},
+        {"role": "tool", "tool_call_id": "call-1", "content": "one"},
+        {"role": "tool", "tool_call_id": "call-2", "content": "two"},
+        {"role": "assistant", "content": "Once more.", "tool_calls": second},
+        {"role": "tool", "tool_call_id": "call-1", "content": "three"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    rewards = [StepReward(index=0, reward=0.25), StepReward(index=1, reward=0.75)]
+    return record.model_copy(update={"messages": messages, "tools": TOOLS, "steps": rewards})

@@ -7,18 +7,20 @@ one partition number. No topic is compacted, and by default nothing is ever dele
 from dataclasses import dataclass
 from typing import Literal
 
+from schemas.action import ActionRequested, EnvironmentCalled, ObservationReturned, StepRewarded
 from schemas.envelope import Event
 from schemas.episode import EpisodeCompleted
 from schemas.failure import DeadLettered, DeadLetterSettled
 from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.run import RunCancelled, RunPaused, RunPublished, RunResumed
+from schemas.sandbox import SandboxLeased, SandboxReleased
 from schemas.session import SessionReady
 from schemas.step import AgentStepped
 from schemas.task import TaskSubmitted
 from schemas.verdict import VerdictReached
 
-Partitioning = Literal["group", "session", "rollout", "single"]
+Partitioning = Literal["group", "session", "rollout", "sandbox", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Topic:
             "retention.ms": "-1",
             "retention.bytes": "-1",
             "max.message.bytes": str(max_record_bytes),
+            # The broker's clock, not the writers': those disagree, and a broker refuses records from an hour in the future.
+            "message.timestamp.type": "LogAppendTime",
         }
 
 
@@ -61,13 +65,26 @@ SESSIONS_READY = Topic(
     "sessions.ready", SessionReady, "session_id", "session", ("env_worker",), ("agent_worker", "store_worker"),
     "Seeded sessions: the environment accepted the task and says how to interact.",
 )  # fmt: skip
+ENV_ACTIONS = Topic(
+    "env.actions", ActionRequested, "session_id", "session", ("agent_worker",), ("env_worker", "store_worker"),
+    "What agents do: tool calls and utterances, each with what any env_worker needs to carry it out.",
+)  # fmt: skip
+ENV_OBSERVATIONS = Topic(
+    "env.observations", ObservationReturned, "session_id", "session", ("env_worker",), ("agent_worker", "store_worker"),
+    "What agents see of what they did. The first one to an action is the one that happened.",
+)  # fmt: skip
 AGENT_STEPS = Topic(
-    "agent.steps", AgentStepped, "session_id", "session", ("agent_worker",), ("store_worker",),
+    "agent.steps", AgentStepped, "session_id", "session", ("agent_worker",), ("agent_worker", "store_worker"),
     "Every model call of every agent, with the provider's response.",
+)  # fmt: skip
+REWARDS_STEPS = Topic(
+    "rewards.steps", StepRewarded, "session_id", "session", ("env_worker", "verifier_worker"), ("store_worker",),
+    "What actions earned, as the environment says, and the model calls that environments made: what the agent side never sees.",
+    also=(EnvironmentCalled,),
 )  # fmt: skip
 EPISODES_COMPLETED = Topic(
     "episodes.completed", EpisodeCompleted, "session_id", "session", ("agent_worker",),
-    ("verifier_worker", "store_worker"), "Submissions and transcripts, to be verified.",
+    ("env_worker", "agent_worker", "verifier_worker", "store_worker"), "Submissions and transcripts, to be verified.",
 )  # fmt: skip
 VERDICTS = Topic(
     "verdicts", VerdictReached, "session_id", "session", ("verifier_worker",), ("store_worker",),
@@ -75,7 +92,7 @@ VERDICTS = Topic(
 )  # fmt: skip
 ROLLOUTS_SCORED = Topic(
     "rollouts.scored", RolloutScored, "group_id", "group",
-    ("env_worker", "agent_worker", "verifier_worker", "cli"), ("trainers", "store_worker"),
+    ("env_worker", "agent_worker", "verifier_worker", "cli"), ("trainers", "env_worker", "store_worker"),
     "Terminal records, one that counts for each attempt: what trainers subscribe to.",
 )  # fmt: skip
 ROLLOUTS_RETRIES = Topic(
@@ -89,6 +106,12 @@ RUNS_CONTROL = Topic(
     "Runs: their manifests, and whether they are paused or cancelled.",
     also=(RunPaused, RunResumed, RunCancelled),
 )  # fmt: skip
+SANDBOXES_LEASES = Topic(
+    "sandboxes.leases", SandboxLeased, "sandbox_id", "sandbox", ("agent_worker", "verifier_worker", "cli"),
+    ("agent_worker", "verifier_worker", "cli", "store_worker"),
+    "Who holds which sandbox and until when, and that it is gone: what the reaper goes by.",
+    also=(SandboxReleased,),
+)  # fmt: skip
 DEAD_LETTERS = Topic(
     "dead.letters", DeadLettered, "the original key", "single",
     ("env_worker", "agent_worker", "verifier_worker", "store_worker", "cli"), ("cli", "store_worker"),
@@ -99,12 +122,16 @@ DEAD_LETTERS = Topic(
 CATALOGUE: tuple[Topic, ...] = (
     TASKS_IN,
     SESSIONS_READY,
+    ENV_ACTIONS,
+    ENV_OBSERVATIONS,
     AGENT_STEPS,
+    REWARDS_STEPS,
     EPISODES_COMPLETED,
     VERDICTS,
     ROLLOUTS_SCORED,
     ROLLOUTS_RETRIES,
     RUNS_CONTROL,
+    SANDBOXES_LEASES,
     DEAD_LETTERS,
 )
 BY_NAME: dict[str, Topic] = {topic.name: topic for topic in CATALOGUE}

@@ -89,9 +89,10 @@ def numbers(found: Audit, to_repair: Repair) -> Iterator[tuple[str, object]]:
         yield f"  {status}", found.counting.get(status, 0)
     yield "  not ended", len(found.missing)
     yield "    of them, before a worker", to_repair.under_way
-    yield "ended twice in one round", len(found.double)
+    yield "ended twice in one session", len(found.double)
     yield "records of no attempt", len(found.strays)
     yield "repeated records (harmless)", found.repeated
+    yield "ended in several tries (the first counts)", len(found.overtaken)
 
 
 def findings(found: Audit) -> Iterator[str]:

@@ -55,7 +55,7 @@ def progress_bar(doing: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: progress.advance(bar, count)
 
 
-def read_settings(data_dir: Path | None = None, config: Path | None = None) -> Settings:
+def read_settings(data_dir: Path | None = None, config: Path | None = None, pool: str | None = None) -> Settings:
     """The settings of this command; child processes inherit the choice of file through the environment.
 
     Raises:
@@ -63,7 +63,7 @@ def read_settings(data_dir: Path | None = None, config: Path | None = None) -> S
     """
     if config is not None:
         os.environ["ROLLSTREAM_CONFIG"] = str(config.absolute())
-    return load_settings(data_dir=data_dir)
+    return load_settings(data_dir=data_dir, pool=pool)
 
 
 def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:

@@ -28,8 +28,7 @@ from rollstream.runs import known_runs
 from rollstream.settings import ModelSettings, Settings
 from rollstream.store.reader import open_snapshot
 from rollstream.store.trajectory import choose_rollouts
-from rollstream.supervisor import plan as plan_workers
-from rollstream.supervisor import running
+from rollstream.supervisor import plan as plan_workers, running
 from schemas.values import Composition, Sampling
 
 TASKS = "demo.jsonl"
@@ -71,7 +70,7 @@ def demo(
     with (
         interruptible(),
         _policy(settings, base_url, model) as policy,
-        found_or_started(settings, plan_workers([]), out.print, policy.environment | HURRY) as stack,
+        found_or_started(settings, plan_workers([], pool=settings.pool), out.print, policy.environment | HURRY) as stack,
     ):
         request = RunRequest(
             path=tasks,
@@ -92,7 +91,7 @@ def demo(
 @contextmanager
 def _policy(settings: Settings, base_url: str | None, model: str | None) -> Iterator[_Policy]:
     """The model to sample from: what running workers have, the user's own server, or else the local one while it is needed."""
-    found = running(home(settings))
+    found = running(home(settings), settings.pool)
     if found is not None:
         yield _of_running_workers(settings, found.supervisor.pid, base_url)
     elif base_url is not None:

@@ -36,6 +36,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("report", "rollstream.cli.report:report", "Print the numbers of a run: reward, pass@k, failures, usage.", RESULTS),
     Entry("show", "rollstream.cli.show:show", "Print trajectories readably.", RESULTS),
     Entry("sql", "rollstream.cli.sql:sql", "Ask the published store anything, in SQL.", RESULTS),
+    Entry("export", "rollstream.cli.export:export", "Write a data set for SFT, DPO or GRPO, or trajectories in ATIF.", RESULTS),
     Entry("audit", "rollstream.cli.audit:audit", "Prove from the log that every attempt of a run ended exactly once.", RUNS),
     Entry(
         "cancel", "rollstream.cli.cancel:cancel", "End a run: what has not ended is stopped, and recorded as cancelled.", RUNS
@@ -47,13 +48,33 @@ COMMANDS: tuple[Entry, ...] = (
         RUNS,
     ),
     Entry(
+        "regrade",
+        "rollstream.cli.regrade:regrade",
+        "Verify what agents handed in once more, without running them.",
+        RUNS,
+    ),
+    Entry(
         "dead-letters",
         "rollstream.cli.dead_letters:app",
         "Look at records that nobody could handle, and replay or discard them.",
         RUNS,
     ),
+    Entry(
+        "env",
+        "rollstream.cli.env:app",
+        "List environments, show one, and check a task file against its own.",
+        STEPS,
+    ),
+    Entry(
+        "matrix",
+        "rollstream.cli.matrix:matrix",
+        "Say of every harness, environment and sandbox backend whether they run together, or why not.",
+        STEPS,
+    ),
     Entry("topics", "rollstream.cli.topics:app", "List, create and describe the topics.", UPKEEP),
     Entry("broker", "rollstream.cli.broker:app", "Start, stop and look at the embedded Kafka of a data directory.", UPKEEP),
+    Entry("store", "rollstream.cli.store:app", "Look after the store: rebuild, verify, prune, compact.", UPKEEP),
+    Entry("sandboxes", "rollstream.cli.sandboxes:app", "Look at the sandboxes of this host, and remove orphans.", UPKEEP),
     Entry("doctor", "rollstream.cli.doctor:doctor", "Check everything a run needs, with a remedy for what is missing.", UPKEEP),
 )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from rollstream.benchmarks import NotThisBenchmark, read_benchmark
 from rollstream.broker import find_broker
 from rollstream.cli.common import Config, DataDir, err, interruptible, out, pairs, progress_bar, read_settings
 from rollstream.cli.endpoints import ask
+from rollstream.cli.own import Own, given_by_path
 from rollstream.cli.progress import Snapshot
 from rollstream.cli.stack import require_topics
 from rollstream.cli.watch import follow, progress_display
@@ -26,18 +28,35 @@ from schemas.values import Composition, EpisodeLimits, Sampling
 REFUSALS_SHOWN = 20
 
 File = Annotated[
-    Path, typer.Argument(help="JSONL, JSON or Parquet, one task a row; the first two also gzipped.", metavar="FILE")
+    Path | None,
+    typer.Argument(
+        help="JSONL, JSON or Parquet, one task a row; the first two also gzipped.", metavar="FILE", show_default=False
+    ),
 ]
 Environment = Annotated[
-    str | None, typer.Option("--environment", "-e", help="Default: what each row or the settings name.", show_default=False)
+    str | None,
+    typer.Option(
+        "--environment", "-e", help="A name, or path.py:Class. Default: what each row or the settings name.", show_default=False
+    ),
 ]
-Harness = Annotated[str | None, typer.Option("--harness", help="Default: from the settings, else chat.", show_default=False)]
+Harness = Annotated[
+    str | None,
+    typer.Option("--harness", help="A name, or path.py:Class. Default: from the settings, else chat.", show_default=False),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="A name in [models], or an id that the default endpoint serves.", show_default=False),
 ]
 Role = Annotated[
     list[str] | None, typer.Option("--role", help="Model of another role, e.g. user=small. Repeatable.", metavar="ROLE=MODEL")
+]
+Sandbox = Annotated[
+    str | None,
+    typer.Option(
+        "--sandbox",
+        help="Backend of the run's sandboxes, e.g. docker. Default where one is needed: from the settings.",
+        show_default=False,
+    ),
 ]
 Attempts = Annotated[
     int | None,
@@ -65,17 +84,22 @@ MaxSteps = Annotated[int | None, typer.Option("--max-steps", min=1, help="Agent'
 AgentTimeout = Annotated[
     float | None, typer.Option("--agent-timeout", min=0.001, help="Agent's limit in seconds.", show_default=False)
 ]
+BenchmarkFile = Annotated[
+    Path | None,
+    typer.Option("--benchmark", help="A benchmark in TOML, which names the tasks and the protocol.", show_default=False),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the command line said of a run to publish; None leaves it to the settings."""
 
-    file: Path
+    file: Path | None
     environment: str | None
     harness: str | None
     model: str | None
     role: list[str] | None
+    sandbox: str | None
     attempts: int | None
     run: str | None
     dataset: str | None
@@ -86,14 +110,16 @@ class Options:
     limit: int | None
     max_steps: int | None
     agent_timeout: float | None
+    benchmark: Path | None
 
 
 def publish(
-    file: File,
+    file: File = None,
     environment: Environment = None,
     harness: Harness = None,
     model: Model = None,
     role: Role = None,
+    sandbox: Sandbox = None,
     attempts: Attempts = None,
     run: Run = None,
     dataset: Dataset = None,
@@ -104,6 +130,7 @@ def publish(
     limit: Limit = None,
     max_steps: MaxSteps = None,
     agent_timeout: AgentTimeout = None,
+    benchmark: BenchmarkFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end; exit with 1 if an attempt failed.")] = False,
     data_dir: DataDir = None,
     config: Config = None,
@@ -117,16 +144,20 @@ def publish(
     """
     settings = read_settings(data_dir, config)
     options = Options(
-        file, environment, harness, model, role, attempts, run, dataset, split, epoch, field, sampling, limit,
-        max_steps, agent_timeout,
+        file, environment, harness, model, role, sandbox, attempts, run, dataset, split, epoch, field, sampling, limit,
+        max_steps, agent_timeout, benchmark,
     )  # fmt: skip
     with interruptible():
+        own, options = with_own(options, settings)
+        settings = own.settings
         request = request_of(options, settings)
         bootstrap = find_broker(settings)
         # Before the file is read: nobody wants to hear after minutes that the broker is away.
         asyncio.run(require_topics(bootstrap, settings))
         plan = read_plan(request, settings)
         asyncio.run(send(request, plan, settings, bootstrap))
+        if own.caveat():
+            err.print(f"note: {own.caveat()}")
         failed = bool(plan.refusals)
         if wait:
             with progress_display() as show:
@@ -134,6 +165,18 @@ def publish(
             failed |= not told_as_good(snapshot)
     if failed:
         raise typer.Exit(1)
+
+
+def with_own(options: Options, settings: Settings, *, unsafe_local: bool = False) -> tuple[Own, Options]:
+    """What is given on the command line alone, and the options with the names of what is given by path.
+
+    Raises:
+        UsageError: it cannot be loaded.
+    """
+    own, (environment,), (harness,) = given_by_path(
+        settings, [options.environment], [options.harness], unsafe_local=unsafe_local
+    )
+    return own, replace(options, environment=environment, harness=harness)
 
 
 def request_of(options: Options, settings: Settings) -> RunRequest:
@@ -146,11 +189,24 @@ def request_of(options: Options, settings: Settings) -> RunRequest:
     if "policy" in dict(chosen):
         raise UsageError("the policy is chosen with --model, and --role names the models of other roles")
     models = {"policy": options.model or settings.defaults.model, **dict(chosen)}
-    request = RunRequest(
+    request = _of_benchmark(options, models, settings) if options.benchmark else _of_file(options, models, settings)
+    check_request(request, settings)
+    for name in models.values():
+        check_model(name, settings)
+    return request
+
+
+def _of_file(options: Options, models: dict[str, str], settings: Settings) -> RunRequest:
+    if options.file is None:
+        raise UsageError("expected a task file, or --benchmark and a benchmark file")
+    return RunRequest(
         path=options.file,
         run=run_name(options.file, datetime.now(UTC)) if options.run is None else options.run,
         composition=Composition(
-            harness=options.harness or settings.defaults.harness, models=models, sampling=_sampling(options.sampling or [])
+            harness=options.harness or settings.defaults.harness,
+            models=models,
+            sampling=_sampling(options.sampling or []),
+            sandbox=options.sandbox,
         ),
         limits=_limits(options, settings),
         attempts=options.attempts or settings.defaults.attempts,
@@ -161,10 +217,47 @@ def request_of(options: Options, settings: Settings) -> RunRequest:
         fields=dict(pairs(options.field or [], "--field")),
         limit=options.limit,
     )
-    check_request(request)
-    for name in models.values():
-        check_model(name, settings)
-    return request
+
+
+BESIDE_A_BENCHMARK = frozenset({"model", "role", "run", "sampling", "benchmark", "sandbox"})
+"""Options that stand beside --benchmark, as far as it leaves them open; what the others would choose is for it to say."""
+
+
+def _of_benchmark(options: Options, models: dict[str, str], settings: Settings) -> RunRequest:
+    """A run as a benchmark asks for it, by a model that it does not.
+
+    Raises:
+        UsageError: the file is malformed, or an option would make it another experiment.
+    """
+    assert options.benchmark is not None
+    benchmark = read_benchmark(options.benchmark)
+    given = [
+        name
+        for name in (each.name for each in fields(options))
+        if name not in BESIDE_A_BENCHMARK and getattr(options, name) is not None
+    ]
+    given += [f"sampling {name}" for name in _sampling(options.sampling or []).model_dump(exclude_none=True)
+              if getattr(benchmark.sampling, name) is not None]  # fmt: skip
+    given += ["sandbox"] if options.sandbox and benchmark.sandbox else []
+    if given:
+        raise UsageError(f"the benchmark {benchmark.name} says what {given[0].replace('_', '-')} is: leave it out")
+    sampling = benchmark.sampling_over(_sampling(options.sampling or []))
+    dataset = benchmark.dataset
+    return RunRequest(
+        path=dataset.path,
+        run=run_name(Path(f"{benchmark.name}.toml"), datetime.now(UTC)) if options.run is None else options.run,
+        composition=Composition(
+            harness=benchmark.harness, models=models, sampling=sampling, sandbox=benchmark.sandbox or options.sandbox
+        ),
+        limits=benchmark.limits_over(settings.limits.for_episode()),
+        attempts=benchmark.k,
+        # Several environments stand in the rows.
+        environment=next(iter(benchmark.environments)) if len(benchmark.environments) == 1 else None,
+        dataset=dataset.name,
+        split=dataset.split,
+        fields=dataset.fields,
+        benchmark=benchmark,
+    )
 
 
 def _limits(options: Options, settings: Settings) -> EpisodeLimits:
@@ -217,6 +310,7 @@ def read_plan(request: RunRequest, settings: Settings) -> Plan:
 
     Raises:
         RollstreamError: no row of the file can be published.
+        NotThisBenchmark: the file is not the one that the benchmark means, or what is installed here is not.
     """
     plan = plan_run(request, settings, datetime.now(UTC))
     for refusal in plan.refusals[:REFUSALS_SHOWN]:
@@ -225,6 +319,10 @@ def read_plan(request: RunRequest, settings: Settings) -> Plan:
         err.print(f"… and {len(plan.refusals) - REFUSALS_SHOWN} more")
     if plan.refusals:
         err.print(f"{len(plan.refusals)} of {len(plan.refusals) + plan.manifest.groups} rows refused")
+    for note in plan.notes:
+        err.print(f"note: {note}")
+    if request.benchmark is not None and (found := list(request.benchmark.differences(plan.manifest))):
+        raise NotThisBenchmark(request.benchmark.name, f"what would be published of {request.path}", found)
     if not plan.manifest.groups:
         raise RollstreamError(f"no row of {request.path} can be published")
     return plan

@@ -69,9 +69,10 @@ async def _after_its_backlog(bootstrap: str, settings: Settings, run: str, log: 
             return log
         await asyncio.sleep(LOOK_INTERVAL_S)
         log = await read_run(bootstrap, settings, run)
+    also = ", and those of its pools with `--pool`" if settings.pools else ""
     raise UsageError(
         f"run {run} was cancelled, and workers have not yet passed what it left behind ({log.ledger.under_way} records): "
-        "start them (`rollstream up`), then resume"
+        f"start them (`rollstream up`{also}), then resume"
     )
 
 

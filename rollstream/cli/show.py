@@ -104,8 +104,8 @@ def _facts(trajectory: Trajectory) -> list[tuple[str, str]]:
 
 def _spent(trajectory: Trajectory) -> str:
     times = (
-        ("queued", trajectory.queued_s), ("agent", trajectory.agent_s), ("model", trajectory.model_s),
-        ("verification", trajectory.verify_s),
+        ("queued", trajectory.queued_s), ("agent", trajectory.agent_s), ("environment", trajectory.environment_s),
+        ("model", trajectory.model_s), ("verification", trajectory.verify_s),
     )  # fmt: skip
     told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in times if seconds is not None)
     calls = f"{trajectory.calls} call" + ("s" if trajectory.calls != 1 else "")

@@ -65,7 +65,7 @@ def started(settings: Settings, specs: Sequence[ProcessSpec], say: Say, environm
         WorkersFailed: a worker died too often, or was not ready in time.
     """
     begun = time.monotonic()
-    with SupervisorLock(home(settings)), _broker(settings, say) as bootstrap:
+    with SupervisorLock(home(settings), settings.pool), _broker(settings, say) as bootstrap:
         asyncio.run(require_topics(bootstrap, settings))
         supervisor = Supervisor(
             home(settings),
@@ -74,6 +74,7 @@ def started(settings: Settings, specs: Sequence[ProcessSpec], say: Say, environm
             bootstrap=bootstrap,
             environment={**_location(settings, bootstrap), **environment},
             say=say,
+            pool=settings.pool,
         )
         try:
             supervisor.start()
@@ -96,7 +97,7 @@ def found_or_started(
         UsageError: those of this data directory consume from another broker than the settings name.
     """
     named = settings.bootstrap_servers
-    found = running(home(settings))
+    found = running(home(settings), settings.pool)
     if found is not None:
         if named and named != found.bootstrap:
             raise UsageError(
@@ -115,8 +116,8 @@ def found_or_started(
 
 
 async def _is_attended(bootstrap: str, settings: Settings) -> bool:
-    async with open_groups(bootstrap, settings.kafka) as groups:
-        return not await groups.unattended()
+    async with open_groups(bootstrap, settings) as groups:
+        return not any(one.pool == settings.pool for one in await groups.unattended())
 
 
 @contextmanager
@@ -157,4 +158,5 @@ def _location(settings: Settings, bootstrap: str) -> dict[str, str]:
         "ROLLSTREAM_DATA_DIR": str(home(settings)),
         "KAFKA_BOOTSTRAP_SERVERS": bootstrap,
         "ROLLSTREAM_BOOTSTRAP_SERVERS": bootstrap,
+        "ROLLSTREAM_POOL": settings.pool,
     }

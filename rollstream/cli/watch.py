@@ -16,13 +16,15 @@ from rich.text import Text
 
 from rollstream.broker import find_broker
 from rollstream.cli.common import Config, DataDir, interruptible, out, read_settings
+from rollstream.cli.pools import PoolsOfRun, nobody_serves, remedy, unserved
 from rollstream.cli.progress import RunProgress, Session, Snapshot, line, outcome_of
 from rollstream.errors import BrokerUnavailable, RollstreamError
 from rollstream.eventlog.control import RunStates
 from rollstream.eventlog.groups import Consumption, open_groups
+from rollstream.eventlog.pools import Pools
 from rollstream.eventlog.reading import Record, open_reader
 from rollstream.runs import Runs, UnknownRun, read_runs
-from rollstream.settings import Settings
+from rollstream.settings import DEFAULT_POOL, Settings
 from schemas.envelope import session_ids_from
 from schemas.events import UndecodableEvent, decode_any
 from topics.catalogue import ROLLOUTS_RETRIES, ROLLOUTS_SCORED, RUNS_CONTROL, SESSIONS_READY, TASKS_IN, Topic
@@ -78,9 +80,10 @@ async def follow(
     runs = await read_runs(bootstrap, settings.kafka)
     known = runs.known.get(run)
     progress = RunProgress(None if known is None else known.manifest.groups * known.manifest.attempts)
+    pools = PoolsOfRun(Pools.of(settings), None if known is None else known.manifest)
     topics = (SESSIONS_READY, ROLLOUTS_RETRIES, ROLLOUTS_SCORED, *(() if known else (TASKS_IN,)))
     if known is None:
-        await _read_past(bootstrap, settings, run, topics, progress, since=None)
+        await _read_past(bootstrap, settings, run, topics, progress, pools, since=None)
         _require_traces(progress, run, runs)
     async with (
         open_reader(bootstrap, settings.kafka, (*topics, RUNS_CONTROL)) as reader,
@@ -88,15 +91,15 @@ async def follow(
     ):
         # The end is marked before the past is read, so that nothing falls between them; what is read twice counts once.
         await reader.seek_to_end()
-        await _read_past(bootstrap, settings, run, topics, progress, since=known.read_from if known else None)
+        await _read_past(bootstrap, settings, run, topics, progress, pools, since=known.read_from if known else None)
         states = (await read_runs(bootstrap, settings.kafka)).states
         while True:
             records = await reader.poll(REFRESH_S)
-            _apply(progress, run, records)
+            _apply(progress, pools, run, records)
             _learn(states, records)
             meanwhile()
             snapshot = progress.snapshot(time.time())
-            sentences = [*attendance.problems, *held_up(run, states), *notices(snapshot, attendance.unattended)]
+            sentences = [*attendance.problems, *held_up(run, states), *notices(snapshot, attendance.unattended, pools)]
             show(snapshot, [] if snapshot.is_complete else sentences)
             if snapshot.is_complete:
                 return snapshot
@@ -112,36 +115,58 @@ def held_up(run: str, states: RunStates) -> list[str]:
     return [] if pause is None else [f"run {run} is paused: {pause.reason}"]
 
 
-def notices(snapshot: Snapshot, unattended: Sequence[Consumption]) -> list[str]:
-    """A sentence for each topic that an unfinished run needs somebody to consume."""
+def notices(snapshot: Snapshot, unattended: Sequence[Consumption], pools: PoolsOfRun | None = None) -> list[str]:
+    """A sentence for each topic that an unfinished run needs somebody to consume, and for each pool that nobody serves.
+
+    Args:
+        pools: which ones the run needs; None where there is but the default one.
+    """
+    waiting = {DEFAULT_POOL: snapshot.total} if pools is None or not pools.pools.declared else pools.waiting()
 
     def is_needed(one: Consumption) -> bool:
+        if one.pool not in waiting:
+            return False
         if one.topic is ROLLOUTS_RETRIES:
             return snapshot.waiting > 0
         return one.topic is not TASKS_IN or snapshot.seeded < snapshot.total or not snapshot.total
 
-    needed = filter(is_needed, unattended)
-    return [
-        f"nobody consumes {one.topic.name}: start {'an' if one.worker[0] in 'ae' else 'a'} {one.worker} (`rollstream up`)"
-        for one in needed
+    absent = [] if pools is None else [pool for pool in unserved(pools.pools, unattended) if pool in waiting]
+    absent = [pool for pool in absent if pool != DEFAULT_POOL]
+    return [_nobody_consumes(one) for one in unattended if is_needed(one) and one.pool not in absent] + [
+        f"{nobody_serves(pools.pools, pool, f'{waiting[pool]} attempts')}: `{remedy(pool)}` where its plug-ins are"
+        for pool in absent
+        if pools is not None
     ]
 
 
+def _nobody_consumes(one: Consumption) -> str:
+    what = one.topic.name if one.pool == DEFAULT_POOL else f"{one.topic.name} for pool {one.pool}"
+    return f"nobody consumes {what}: start {'an' if one.worker[0] in 'ae' else 'a'} {one.worker} (`{remedy(one.pool)}`)"
+
+
 async def _read_past(
-    bootstrap: str, settings: Settings, run: str, topics: Sequence[Topic], progress: RunProgress, *, since: datetime | None
+    bootstrap: str,
+    settings: Settings,
+    run: str,
+    topics: Sequence[Topic],
+    progress: RunProgress,
+    pools: PoolsOfRun,
+    *,
+    since: datetime | None,
 ) -> None:
     async with open_reader(bootstrap, settings.kafka, topics) as reader:
         if since is not None:
             await reader.seek_to_time(since)
         async for batch in reader.to_end():
-            _apply(progress, run, batch)
+            _apply(progress, pools, run, batch)
 
 
-def _apply(progress: RunProgress, run: str, records: Sequence[Record]) -> None:
+def _apply(progress: RunProgress, pools: PoolsOfRun, run: str, records: Sequence[Record]) -> None:
     for record in records:
         headers = record.header_map()
         if headers.get("run_id") != run:
             continue
+        pools.take(headers)
         size = headers.get("group_size", "")
         if size.isdigit() and "group_id" in headers:
             progress.group_seen(headers["group_id"], int(size))
@@ -187,7 +212,7 @@ async def _attendance(bootstrap: str, settings: Settings) -> AsyncIterator[_Atte
 
     async def look() -> None:
         before: list[Consumption] = []
-        async with open_groups(bootstrap, settings.kafka) as groups:
+        async with open_groups(bootstrap, settings) as groups:
             while True:
                 found = await groups.unattended()
                 attendance.unattended = [one for one in found if one in before]

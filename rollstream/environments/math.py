@@ -5,6 +5,8 @@ keeps the grader busy past its deadline scores 0.0: it is the agent's own text, 
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -12,7 +14,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from rollstream.environments.answers import last_boxed, tail, unwrapped
 from rollstream.environments.numerals import numeral, tidy
-from rollstream.environments.protocol import Episode, GraderTimeout, Seeded, Services, Task, Verdict
+from rollstream.environments.protocol import Episode, GraderTimeout, ScoredVerdict, Seeded, Services, Task, Verdict
 from rollstream.environments.symbolic import symbolically_equal
 from schemas.session import Submission
 from schemas.values import JsonObject, clean_text
@@ -149,6 +151,10 @@ class MathEnvironment:
     name: ClassVar[str] = "math"
     version: ClassVar[str] = "1"
     task_type = MathTask
+    example: ClassVar[Mapping[str, object]] = {
+        "question": "A crate holds 12 jars. How many jars do 7 crates hold?",
+        "answer": "84",
+    }
     public_fields: ClassVar[frozenset[str]] = frozenset({"question", "problem"})
     success_threshold: ClassVar[float] = 1.0
 
@@ -175,3 +181,8 @@ class MathEnvironment:
         except GraderTimeout:
             return Verdict(reward=0.0, diagnostics=diagnostics | {"grader": "timeout"})
         return Verdict(reward=float(equal), diagnostics=diagnostics | {"compared": "symbolically"})
+
+    def aggregate_metrics(self, verdicts: Iterable[ScoredVerdict]) -> Mapping[str, float]:
+        """How often no final answer was found: then a low score tells more of the format than of the mathematics."""
+        told = Counter(verdict.diagnostics["answer"] is None for verdict in verdicts if "answer" in verdict.diagnostics)
+        return {"unreadable": told[True] / told.total()} if told else {}

@@ -5,7 +5,8 @@ counts, and a statement that names two letters is no answer.
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Annotated, ClassVar, Literal
@@ -13,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from rollstream.environments.answers import last_boxed, tail, unwrapped
-from rollstream.environments.protocol import Episode, Seeded, Services, Task, Verdict
+from rollstream.environments.protocol import Episode, ScoredVerdict, Seeded, Services, Task, Verdict
 from schemas.session import Submission
 from schemas.values import JsonObject
 
@@ -215,6 +216,11 @@ class MultipleChoiceEnvironment:
     name: ClassVar[str] = "multiple_choice"
     version: ClassVar[str] = "1"
     task_type = MultipleChoiceTask
+    example: ClassVar[Mapping[str, object]] = {
+        "question": "Which is a fish?",
+        "options": ["Heron", "Trout", "Otter"],
+        "expected_answer": "B",
+    }
     public_fields: ClassVar[frozenset[str]] = frozenset({"question", "options", "grading_mode"})
     success_threshold: ClassVar[float] = 1.0
 
@@ -234,3 +240,8 @@ class MultipleChoiceEnvironment:
         choice = chosen(episode.submission.text, task.options, task.grading_mode, task.template_metadata)
         diagnostics: JsonObject = {"choice": choice.letter, "method": choice.method}
         return Verdict(reward=1.0 if choice.letter == task.letter else 0.0, diagnostics=diagnostics)
+
+    def aggregate_metrics(self, verdicts: Iterable[ScoredVerdict]) -> Mapping[str, float]:
+        """How often no single option could be read: then a low score tells more of the format than of the knowledge."""
+        told = Counter(verdict.diagnostics["choice"] is None for verdict in verdicts if "choice" in verdict.diagnostics)
+        return {"unreadable": told[True] / told.total()} if told else {}

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka import ConsumerRecord
+from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from faststream import AckPolicy, FastStream
 from faststream._internal.broker import BrokerUsecase
@@ -18,21 +18,27 @@ from faststream.message import StreamMessage
 from faststream.specification import AsyncAPI
 
 import rollstream
-from rollstream.errors import BoundaryFailure
+from rollstream.errors import BoundaryFailure, BrokerRefuses
 from rollstream.eventlog import provisioning
 from rollstream.eventlog.connection import UNCONNECTED, connect_admin, consumer_options
 from rollstream.eventlog.control import RunControl
 from rollstream.eventlog.failures import Boundary, Settler, TaskFailure, headers_of
 from rollstream.eventlog.groups import group_name
-from rollstream.eventlog.lanes import Hooks, LaneListener, LaneOptions, LaneSubscriber, Settle, Wants, run_of
+from rollstream.eventlog.handover import Handover, Places
+from rollstream.eventlog.lanes import Hooks, LaneListener, LaneOptions, LaneSubscriber, Settle, Wants
 from rollstream.eventlog.offsets import GroupOffsets
+from rollstream.eventlog.ownership import Assignment
+from rollstream.eventlog.pools import Pools
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record
 from rollstream.eventlog.retries import policy_of
-from rollstream.settings import Settings
+from rollstream.eventlog.running import run_of
+from rollstream.eventlog.topic_watch import TopicWatch
+from rollstream.health import WorkerHealth
+from rollstream.settings import DEFAULT_POOL, Settings
 from schemas.envelope import header_map, now
 from schemas.events import decode_any
-from topics.catalogue import Topic
+from topics.catalogue import RUNS_CONTROL, Topic
 
 log = logging.getLogger(__name__)
 Hook = Callable[[], Awaitable[Any]]
@@ -43,6 +49,7 @@ class WorkerApp(FastStream):
 
     def __init__(self, broker: KafkaBroker, worker: str, start: Sequence[Hook], stop: Sequence[Hook]) -> None:
         super().__init__(broker, logger=None, on_startup=start, after_shutdown=stop, specification=specification(worker))
+        self.worker = worker
         self.broken = asyncio.Event()
         self.failure: BaseException | None = None
 
@@ -50,6 +57,12 @@ class WorkerApp(FastStream):
         """Say that this worker cannot go on. The first reason is kept."""
         self.failure = self.failure or failure
         self.broken.set()
+
+    def health(self) -> WorkerHealth:
+        """How this worker is at the moment."""
+        lanes = [one for broker in self.brokers for one in broker.subscribers if isinstance(one, LaneSubscriber)]
+        failure = None if self.failure is None else str(self.failure) or repr(self.failure)
+        return WorkerHealth(self.worker, failure, tuple(one.health() for one in lanes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,8 @@ class Route:
         read: from a record to what `handle` takes; by default, the topic's event.
         wants: by headers alone; a record that is not wanted is acked at once, undecoded. None wants all.
         once: a second record under the same key is acked unrun.
+        assigned: told which partitions of the topic this worker owns, before their first record.
+        queue_timeout_s: how long a fetched record may wait for a lane before it fails, retryably; None waits for ever.
     """
 
     consumes: Topic
@@ -83,6 +98,8 @@ class Route:
     read: Callable[[Record], Any] | None = None
     wants: Callable[[Mapping[str, str]], bool] | None = None
     once: bool = False
+    queue_timeout_s: float | None = None
+    assigned: Callable[[Assignment], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +118,7 @@ class Wiring:
 def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerApp:
     """An application that hands every record of its routes to their handlers, in bounded lanes.
 
-    Records of cancelled runs are acked unread, and their running work is stopped.
+    Records of cancelled runs are acked unread, and their running work is stopped; so are records that another pool serves.
     """
     name = wiring.boundary.worker
     broker = bare_broker(settings, name)
@@ -113,16 +130,23 @@ def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerAp
     async def start() -> None:
         admins.append(await connect_admin(settings.bootstrap_servers or UNCONNECTED))
         await provisioning.require(admins[0], settings.kafka)
+        await watch.start(admins[0])
+        await places.start(GroupOffsets(admins[0]))
         await clients.producer.start()
         await clients.control.start()
 
     async def stop() -> None:
+        await places.close()
+        await watch.close()
         await clients.control.close()
         await clients.producer.stop()
         for admin in admins:
             await admin.close()
 
     app = WorkerApp(broker, name, start=[start, *wiring.start], stop=[*wiring.stop, stop])
+    handovers = [_handover(settings, name, route.consumes) for route in wiring.routes if settings.pools]
+    places = Places(handovers, keeping=settings.pool == DEFAULT_POOL, broke=app.break_with)
+    watch = TopicWatch(settings.kafka, [RUNS_CONTROL, *(route.consumes for route in wiring.routes)], app.break_with)
     settler = Settler(wiring.boundary, policy_of(settings.retries), settings.retries.budget_per_run)
     for subscriber, route in zip(subscribers, wiring.routes, strict=True):
         subscriber.set_up(
@@ -132,13 +156,14 @@ def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerAp
                 drain_timeout_s=settings.kafka.drain_timeout_s,
                 session_timeout_s=settings.kafka.session_timeout_s,
                 once=route.once,
-                queue_timeout_s=settings.limits.queue_timeout_seconds,
+                queue_timeout_s=route.queue_timeout_s,
             ),
             Hooks(
                 settle=_settle(settings, route, settler, clients.producer),
-                wants=_wants(route, clients.control),
-                offsets=lambda: GroupOffsets(admins[0]),
+                wants=_wants(settings, route, clients.control),
+                offsets=_offsets(admins, watch, subscriber),
                 broke=app.break_with,
+                assigned=route.assigned,
             ),
         )
 
@@ -150,8 +175,21 @@ def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerAp
     return app
 
 
+def _offsets(
+    admins: Sequence[AIOKafkaAdminClient], watch: TopicWatch, subscriber: LaneSubscriber
+) -> Callable[[], GroupOffsets]:
+    def offsets() -> GroupOffsets:
+        assert subscriber.consumer is not None, "only a subscriber that is started has offsets"
+        return GroupOffsets(admins[0], watch.ids, subscriber.consumer.end_offsets)
+
+    return offsets
+
+
 def _settle(settings: Settings, route: Route, settler: Settler, producer: EventProducer) -> Settle:
     async def settle(raw: "ConsumerRecord[Any, Any]", error: Exception) -> None:
+        if isinstance(error, BrokerRefuses):
+            # What is wrong is the deployment, not the record: the worker ends, and the record is still to be done.
+            raise error
         record = _record(raw, settings.kafka.topic_prefix)
         level = logging.WARNING if isinstance(error, BoundaryFailure | TaskFailure) else logging.ERROR
         log.log(level, "%s/%d/%d: %s", record.topic, record.partition, record.offset, error)
@@ -160,13 +198,26 @@ def _settle(settings: Settings, route: Route, settler: Settler, producer: EventP
     return settle
 
 
-def _wants(route: Route, control: RunControl) -> Wants:
+def _wants(settings: Settings, route: Route, control: RunControl) -> Wants:
+    pools = Pools.of(settings)
+
     def wants(raw: "ConsumerRecord[Any, Any]") -> bool:
         if control.any_cancelled and control.cancelled(run_of(raw) or ""):
             return False
-        return route.wants is None or route.wants(HeaderView(raw.headers))
+        headers = HeaderView(raw.headers)
+        # Where headers do not tell, the handler asks what it has decoded.
+        if pools.declared and pools.told_by(route.consumes, headers) not in (settings.pool, None):
+            return False
+        return route.wants is None or route.wants(headers)
 
     return wants
+
+
+def _handover(settings: Settings, worker: str, topic: Topic) -> Handover:
+    kafka = settings.kafka
+    default, *pools = [kafka.topic_prefix + group_name(worker, topic, pool) for pool in Pools.of(settings).names]
+    numbers = range(topic.partitions(kafka.partitions))
+    return Handover(default, pools, [TopicPartition(kafka.topic_prefix + topic.name, number) for number in numbers])
 
 
 def bare_broker(settings: Settings, worker: str) -> KafkaBroker:
@@ -200,10 +251,11 @@ def _lanes(broker: KafkaBroker, settings: Settings, worker: str, route: Route) -
     kafka = settings.kafka
     options = consumer_options(kafka)
     options.pop("enable_auto_commit")  # FastStream derives it from the ack policy
+    options["auto_offset_reset"] = "none"  # lanes go to the start of a log themselves, and say what they pass over
     listener = LaneListener()
     subscriber = broker.subscriber(
         kafka.topic_prefix + route.consumes.name,
-        group_id=f"{kafka.topic_prefix}{group_name(worker, route.consumes)}",
+        group_id=f"{kafka.topic_prefix}{group_name(worker, route.consumes, settings.pool)}",
         ack_policy=AckPolicy.MANUAL,
         listener=listener,
         title=f"{worker}:{route.consumes.name}",

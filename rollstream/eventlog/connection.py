@@ -3,23 +3,29 @@
 import asyncio
 from typing import Any
 
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from rollstream.errors import BrokerUnavailable
 from rollstream.settings import KafkaSettings
 
+CONNECT_S = 15.0
+
 UNCONNECTED = "localhost:9092"
 """Where an application that is only described, not run, pretends to connect."""
 
+LINGER_MS = 5
+"""How long a producer waits for more to send, where nobody waits for what it sends."""
 
-def producer_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Durable, batched, ordered by key. Not idempotent: correctness comes from event ids, on any Kafka-compatible broker."""
+
+def producer_options(kafka: KafkaSettings, linger_ms: int = LINGER_MS) -> dict[str, Any]:
+    """Durable, batched, ordered by key; idempotent only if asked for, see `kafka.idempotent_producer`."""
     return {
         "acks": "all",
-        "enable_idempotence": False,
+        "enable_idempotence": kafka.idempotent_producer,
         "compression_type": "zstd",
-        "linger_ms": 5,
+        "linger_ms": linger_ms,
         "max_batch_size": 256 * 1024,
         "max_request_size": kafka.max_record_bytes,
         "request_timeout_ms": 30_000,
@@ -41,7 +47,7 @@ def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
     }
 
 
-async def connect_admin(bootstrap: str, deadline_s: float = 15.0) -> AIOKafkaAdminClient:
+async def connect_admin(bootstrap: str, deadline_s: float = CONNECT_S) -> AIOKafkaAdminClient:
     """A started admin client.
 
     Raises:
@@ -54,6 +60,50 @@ async def connect_admin(bootstrap: str, deadline_s: float = 15.0) -> AIOKafkaAdm
         await admin.close()
         raise unreachable(bootstrap, error) from None
     return admin
+
+
+async def start_consumer(consumer: AIOKafkaConsumer, bootstrap: str) -> None:
+    """Connect a consumer; on failure nothing of it is left open.
+
+    Raises:
+        BrokerUnavailable: nobody answers at `bootstrap`.
+    """
+    try:
+        await asyncio.wait_for(consumer.start(), CONNECT_S)
+    except (KafkaError, OSError, TimeoutError) as error:
+        await stop_consumer(consumer)
+        raise unreachable(bootstrap, error) from None
+    except asyncio.CancelledError:
+        await stop_consumer(consumer)
+        raise
+
+
+async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
+    """Stop a consumer, whatever it is doing at the moment."""
+    # Stopped while it waits to fetch again, aiokafka lets its own cancellation escape, which looks as if its caller were
+    # cancelled, and leaves its client open.
+    stopping = asyncio.ensure_future(consumer.stop())
+    await asyncio.wait([stopping])
+    if stopping.cancelled():
+        await consumer._client.close()
+    else:
+        stopping.result()
+
+
+async def installation_of(bootstrap: str, kafka: KafkaSettings) -> str:
+    """Which installation this is: the Kafka cluster's id, and the prefix of its topics.
+
+    Raises:
+        BrokerUnavailable: nobody answers.
+    """
+    admin = await connect_admin(bootstrap)
+    try:
+        cluster = await admin.describe_cluster()
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise unreachable(bootstrap, error) from None
+    finally:
+        await admin.close()
+    return f"{cluster['cluster_id']}/{kafka.topic_prefix}"
 
 
 def unreachable(bootstrap: str, error: BaseException | None = None) -> BrokerUnavailable:

@@ -7,10 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aiokafka.errors import KafkaError
-
-from rollstream.errors import BrokerUnavailable
-from rollstream.eventlog.reading import LogReader, Record, open_reader
+from rollstream.eventlog.reading import LogReader, Record, interrupted, open_reader
 from rollstream.settings import KafkaSettings
 from schemas.envelope import Event
 from schemas.events import UndecodableEvent, decode_any
@@ -111,16 +108,7 @@ class RunControl:
 
     async def _follow(self, positions: dict[int, int]) -> None:
         while True:
-            # A task of its own: a consumer that stops may let the cancellation of its fetches escape, which must not be ours.
-            reading = asyncio.create_task(self._read_once(positions))
-            try:
-                await asyncio.wait([reading])
-            finally:
-                reading.cancel()
-                await asyncio.wait([reading])
-            if not reading.cancelled() and (error := reading.exception()):
-                if not isinstance(error, KafkaError | OSError | BrokerUnavailable):
-                    raise error
+            if error := await interrupted(self._read_once(positions)):
                 log.warning("cannot follow runs.control, trying again: %r", error)
             await asyncio.sleep(RECONNECT_S)
 

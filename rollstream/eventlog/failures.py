@@ -22,6 +22,7 @@ from schemas.failure import DeadLettered, ErrorInfo
 from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored
 from schemas.values import clean_text
+from topics.catalogue import ROLLOUTS_RETRIES
 
 MAX_MESSAGE = 4_000
 
@@ -70,7 +71,7 @@ class Settler:
             if retry is not None:
                 return [retry]
         ids = event if isinstance(event, SessionEvent) else session_ids_from(header_map(record.headers))
-        return _end(record, error, self._boundary, [] if ids is None else [ids])
+        return _end(record, error, self._boundary, [] if ids is None else [ids], _revision(record))
 
     def _retry(self, event: Retriable, error: BoundaryFailure, at: datetime) -> RetryScheduled | None:
         info = error_info(error, self._boundary.stage)
@@ -86,13 +87,22 @@ class Settler:
         return schedule(event, info, failures=failures, delay_s=delay_s, at=at, worker=self._boundary.worker)
 
 
-def _end(record: Record, error: Exception, boundary: Boundary, attempts: Sequence[SessionIds]) -> list[Event]:
+def _revision(record: Record) -> int:
+    """Which verdict a record was to lead to; 0 for all but what is verified once more on request."""
+    revision = header_map(record.headers).get("revision", "")
+    return int(revision) if revision.isdecimal() and record.topic == ROLLOUTS_RETRIES.name else 0
+
+
+def _end(
+    record: Record, error: Exception, boundary: Boundary, attempts: Sequence[SessionIds], revision: int = 0
+) -> list[Event]:
     recorded_at = utc_of(record.timestamp_ms)
     info = error_info(error, boundary.stage)
     events: list[Event] = []
-    if not isinstance(error, BoundaryFailure):
+    # Nothing ends in silence: what has no attempt to end is in the dead letters, whatever failed.
+    if not attempts or not isinstance(error, BoundaryFailure):
         events.append(dead_letter(record, error, boundary.worker, attempts[0] if attempts else None))
-    events += [RolloutScored.of_failure(ids, info, caused_at=recorded_at) for ids in attempts]
+    events += [RolloutScored.of_failure(ids, info, caused_at=recorded_at, revision=revision) for ids in attempts]
     return events
 
 

@@ -1,21 +1,41 @@
 """Events out: batched, acknowledged by all replicas, keyed as the catalogue says."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerClosed
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidTimestampError,
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    ProducerClosed,
+    TopicAuthorizationFailedError,
+)
 
-from rollstream.errors import BoundaryFailure
-from rollstream.eventlog.connection import UNCONNECTED, producer_options, unreachable
-from rollstream.settings import KafkaSettings
+from rollstream.errors import BoundaryFailure, BrokerRefuses
+from rollstream.eventlog.connection import LINGER_MS, UNCONNECTED, producer_options, unreachable
+from rollstream.settings import KafkaSettings, Settings
 from schemas.envelope import Event
 from topics.catalogue import BY_EVENT
 
+log = logging.getLogger(__name__)
+
 RETRY_S = 0.2
 """Pause before events that the broker did not take are sent again."""
+REFUSALS = (
+    ClusterAuthorizationFailedError,
+    InvalidTimestampError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAuthorizationFailedError,
+)
+"""Answers of a broker that does not want a record. Every other failure may pass, and is waited out."""
 
 
 class RecordTooLarge(BoundaryFailure):
@@ -40,11 +60,20 @@ class Publisher(Protocol):
 class EventProducer:
     """`Publisher` on Kafka. One per process."""
 
-    def __init__(self, bootstrap: str | None, kafka: KafkaSettings, client_id: str = "rollstream") -> None:
+    def __init__(
+        self, bootstrap: str | None, kafka: KafkaSettings, client_id: str = "rollstream", *, linger_ms: int = LINGER_MS
+    ) -> None:
+        self._linger_ms = linger_ms
         self._bootstrap = bootstrap or UNCONNECTED
         self._kafka = kafka
         self._client_id = client_id
         self._producer: AIOKafkaProducer | None = None
+        self._waits = False
+
+    @classmethod
+    def prompt(cls, settings: Settings, name: str) -> "EventProducer":
+        """A producer for what somebody waits for: it sends at once, and batches what comes while it sends."""
+        return cls(settings.bootstrap_servers, settings.kafka, f"rollstream-{name}", linger_ms=0)
 
     async def start(self) -> "EventProducer":
         """Connect.
@@ -53,7 +82,7 @@ class EventProducer:
             BrokerUnavailable: nobody answers.
         """
         producer = AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap, client_id=self._client_id, **producer_options(self._kafka)
+            bootstrap_servers=self._bootstrap, client_id=self._client_id, **producer_options(self._kafka, self._linger_ms)
         )
         try:
             await producer.start()
@@ -83,11 +112,13 @@ class EventProducer:
 
         Raises:
             RecordTooLarge: an event is over `kafka.max_record_bytes`.
+            BrokerRefuses: the broker will not have an event, whatever its size.
         """
         pending = await self._send(list(events))
         while pending:
             await asyncio.sleep(RETRY_S)
             pending = await self._send(pending)
+        self._waits = False
 
     async def publish_raw(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = ()
@@ -109,16 +140,35 @@ class EventProducer:
                 raise RecordTooLarge(event, self._kafka.max_record_bytes) from None
             except ProducerClosed:
                 raise
-            except KafkaError:
+            except REFUSALS as error:
+                raise _refused(event, topic, error) from None
+            except KafkaError as error:
                 # The buffer of a partition is full, and nobody has emptied it for as long as a request may take.
+                self._wait(error)
                 failed = events[position:]
                 break
         results = await asyncio.gather(*sent, return_exceptions=True)
         for event, result in zip(events, results, strict=False):
             if isinstance(result, MessageSizeTooLargeError):
                 raise RecordTooLarge(event, self._kafka.max_record_bytes) from None
+            if isinstance(result, REFUSALS):
+                raise _refused(event, self._kafka.topic_prefix + BY_EVENT[type(event)].name, result)
             if isinstance(result, KafkaError):
+                self._wait(result)
                 failed.append(event)
             elif isinstance(result, BaseException):
                 raise result
         return failed
+
+    def _wait(self, error: KafkaError) -> None:
+        """Say once that events wait for the broker."""
+        if not self._waits:
+            log.warning("the broker takes no events at the moment, they are sent again: %r", error)
+        self._waits = True
+
+
+def _refused(event: Event, topic: str, error: KafkaError) -> BrokerRefuses:
+    hint = ""
+    if isinstance(error, InvalidTimestampError):
+        hint = ": the clock of this machine is wrong, or the topic needs message.timestamp.type=LogAppendTime"
+    return BrokerRefuses(f"the broker does not take a {event.kind} on {topic} ({type(error).__name__}){hint}")

@@ -1,5 +1,7 @@
 """Topics as they are against topics as the catalogue wants them. Idempotent: what exists is compared, never changed."""
 
+import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +11,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import NoError, TopicAlreadyExistsError, for_code
 
 from rollstream.errors import UsageError
+from rollstream.eventlog.metadata import describe_topics
 from rollstream.settings import KafkaSettings
 from topics.catalogue import CATALOGUE, Topic
+
+KNOWN_WITHIN_S = 15.0
 
 
 class TopicMismatch(UsageError):
@@ -43,14 +48,10 @@ class TopicState:
 
 async def describe(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> list[TopicState]:
     """All topics of the catalogue, in its order."""
-    present = set(await admin.list_topics())
     names = {topic: kafka.topic_prefix + topic.name for topic in CATALOGUE}
-    wanted = [name for name in names.values() if name in present]
-    counts: dict[str, int] = {}
-    configs: dict[str, dict[str, str]] = {}
-    if wanted:
-        counts = {entry["topic"]: len(entry["partitions"]) for entry in await admin.describe_topics(wanted)}
-        configs = await _configs(admin, wanted)
+    found = await describe_topics(admin._client, list(names.values()))
+    counts = {name: topic.partitions for name, topic in found.items() if topic}
+    configs = await _configs(admin, list(counts)) if counts else {}
     return [TopicState(topic, name, counts.get(name), configs.get(name, {})) for topic, name in names.items()]
 
 
@@ -100,12 +101,26 @@ async def ensure(admin: AIOKafkaAdminClient, kafka: KafkaSettings) -> Provisione
             ]
         )
         _require_created(response.topic_errors)
+        await _until_known(admin, [state.name for state in missing])
     existing = [state for state in states if state.partitions is not None]
     return Provisioned(
         created=[state.name for state in missing],
         existing=[state.name for state in existing],
         mismatches=compare(existing, kafka),
     )
+
+
+async def _until_known(admin: AIOKafkaAdminClient, names: Sequence[str]) -> None:
+    """Wait until the broker tells of topics that it has just made: until then they read as missing, which means empty.
+
+    Raises:
+        TopicsRefused: it does not.
+    """
+    give_up = time.monotonic() + KNOWN_WITHIN_S
+    while unknown := [name for name, found in (await describe_topics(admin._client, names)).items() if found is None]:
+        if time.monotonic() > give_up:
+            raise TopicsRefused(f"the broker made {', '.join(unknown)}, and does not know of them {KNOWN_WITHIN_S:g} s later")
+        await asyncio.sleep(0.05)
 
 
 def _require_created(errors: Iterable[Sequence[Any]]) -> None:

@@ -1,18 +1,43 @@
 """Reading the log without a consumer group: for commands that look, not for workers that work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from rollstream.eventlog.connection import consumer_options, unreachable
+from rollstream.errors import BrokerUnavailable
+from rollstream.eventlog.connection import consumer_options, start_consumer, stop_consumer, unreachable
+from rollstream.eventlog.metadata import describe_topics
 from rollstream.settings import KafkaSettings
 from schemas.envelope import header_map
 from topics.catalogue import Topic
+
+
+async def interrupted(reading: Coroutine[Any, Any, None]) -> Exception | None:
+    """Read until that ends, in a task of its own: a consumer that stops may let the cancellation of its fetches escape, which
+    must not be the caller's.
+
+    Returns:
+        The failure of the broker that interrupted it, after which it can be read again; None if it ended by itself.
+
+    Raises:
+        Exception: anything else.
+    """
+    task = asyncio.create_task(reading)
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    error = None if task.cancelled() else task.exception()
+    if error is None or isinstance(error, KafkaError | OSError | BrokerUnavailable):
+        return error
+    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +128,26 @@ class LogReader:
 
 @asynccontextmanager
 async def open_reader(bootstrap: str, kafka: KafkaSettings, topics: Collection[Topic]) -> AsyncIterator[LogReader]:
-    """A reader over all partitions of `topics`, at their start.
+    """A reader over all partitions of `topics`, at their start. Topics that do not exist read as empty, and are not made.
 
     Raises:
-        BrokerUnavailable: nobody answers.
+        BrokerUnavailable: nobody answers, or nobody can say which partitions there are.
     """
     options = consumer_options(kafka)
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, **options)
+    await start_consumer(consumer, bootstrap)
     try:
-        await asyncio.wait_for(consumer.start(), 15)
-    except (KafkaError, OSError, TimeoutError) as error:
-        await consumer.stop()
-        raise unreachable(bootstrap, error) from None
-    try:
-        partitions = []
-        for topic in topics:
-            name = kafka.topic_prefix + topic.name
-            await consumer._client.add_topic(name)  # fetches the metadata that partitions_for_topic reads
-            partitions += [TopicPartition(name, number) for number in consumer.partitions_for_topic(name) or ()]
+        try:
+            found = await describe_topics(consumer._client, [kafka.topic_prefix + topic.name for topic in topics])
+        except KafkaError as error:
+            raise unreachable(bootstrap, error) from None
+        partitions = [
+            TopicPartition(name, number) for name, topic in found.items() if topic for number in range(topic.partitions)
+        ]
         consumer.assign(partitions)
         reader = LogReader(consumer, kafka.topic_prefix)
         if partitions:
             await reader.seek_to_start()
         yield reader
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)

@@ -96,14 +96,17 @@ def schedule(event: Retriable, cause: ErrorInfo, *, failures: int, delay_s: floa
     following = (event.round, event.try_ + 1)
     stage: RetryStage = "agent"
     episode = None
+    revision, version = 0, None
     if isinstance(event, RetryScheduled):
         stage, following, episode = event.stage, (event.next_round, event.next_try), event.episode
+        revision, version = event.revision, event.environment_version
     elif isinstance(event, EpisodeCompleted):
         stage, following, episode = "verification", (event.round, event.try_), event
     not_before = at + timedelta(seconds=delay_s)
-    return _retry(
+    retry = _retry(
         event, stage, following, cause, failures=failures, at=at, not_before=not_before, worker=worker, episode=episode
     )
+    return retry if not revision else _of_revision(retry, revision, version)
 
 
 def redrive(
@@ -117,6 +120,26 @@ def redrive(
     """
     failures = 0 if following[0] > session.round else session.failures
     return _retry(session, "agent", following, cause, failures=failures, at=at, not_before=at, worker=worker)
+
+
+def regrade(
+    episode: EpisodeCompleted, revision: int, version: str, cause: ErrorInfo, *, at: datetime, worker: str
+) -> RetryScheduled:
+    """The event that lets an episode be verified once more because somebody asked for it.
+
+    Args:
+        revision: of the verdict to be reached, above that of every verdict there is.
+        version: of the environment that is to verify.
+    """
+    following = (episode.round, episode.try_)
+    retry = _retry(episode, "verification", following, cause, failures=0, at=at, not_before=at, worker=worker, episode=episode)
+    return _of_revision(retry, revision, version)
+
+
+def _of_revision(retry: RetryScheduled, revision: int, version: str | None) -> RetryScheduled:
+    """Another event than the retry of the first verification, and so of another id."""
+    name = event_id("RetryScheduled", retry.session, retry.stage, retry.next_round, retry.next_try, retry.failures, revision)
+    return retry.model_copy(update={"event_id": name, "revision": revision, "environment_version": version})
 
 
 def _retry(

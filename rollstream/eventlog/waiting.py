@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from rollstream.eventlog.control import RunControl
-from rollstream.eventlog.lanes import only_waiting
+from rollstream.eventlog.running import only_waiting
 from schemas.envelope import now
 from schemas.retry import RetryScheduled
 

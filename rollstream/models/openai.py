@@ -58,7 +58,7 @@ class OpenAIModel:
         self._settings = settings
         self._client = client
         self._breaker = breaker or CircuitBreaker()
-        self._where = f"model server {_public(settings.base_url)} (model {settings.model})"
+        self._where = f"model server {public_url(settings.base_url)} (model {settings.model})"
 
     async def complete(
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject], sampling: Sampling, max_output_bytes: int
@@ -159,30 +159,42 @@ class OpenAIModel:
 
     def _refused(self, error: openai.APIStatusError) -> Exception:
         """What a status of 400 or more means."""
-        status, detail = error.status_code, self._quoted(_words(error))
-        words = f"{detail} {error.code or ''}".lower()
-        if status in (400, 413, 422) and any(word in words for word in _OVERFLOW):
-            return ContextOverflow(f"{self._where}: {detail}")
-        said, key = f"{self._where} answered {status}: {detail}", self._settings.api_key_env
-        if status in _REFUSED:
-            kind, remedy = _REFUSED[status]
-            return ModelFailure(f"{said}; {remedy.format(key=key)}", kind=kind, retryable=False)
-        if status == 429 and error.code == "insufficient_quota":
-            return ModelFailure(f"{said}; check the credit of the key in {key}", kind=_REFUSED[402][0], retryable=False)
-        tried = f"tried {_times(error.request)}"
-        if status == 429:
-            remedy = "lower limits.max_concurrent_episodes, or raise the model's max_retries"
-            return ModelFailure(f"{said} ({tried}); {remedy}", kind="model_rate_limited", retryable=True)
-        if status >= 500 or status in (408, 409):
-            return ModelFailure(f"{said} ({tried}); look at its log", kind="model_unavailable", retryable=True)
-        remedy = "check the model's id and sampling"
-        return ModelFailure(f"{said}; {remedy}", kind="model_rejected_request", retryable=False)
+        detail, tried = self._quoted(_words(error)), _times(error.request)
+        return failure_of(self._where, self._settings.api_key_env, error.status_code, detail, error.code, tried)
 
     def _quoted(self, text: str) -> str:
         """A server's own words in one line, fit for the log, without the key that some servers repeat."""
         key = self._client.api_key
         shown = text.replace(key, f"${self._settings.api_key_env}") if key != NO_KEY else text
         return clean_text(" ".join(shown.split()))[:MAX_DETAIL]
+
+
+def failure_of(
+    where: str, key_env: str, status: int, detail: str, code: str | None, tried: str
+) -> ModelFailure | ContextOverflow:
+    """What a status of 400 or more means.
+
+    Args:
+        where: the server, for the sentence.
+        detail: the server's own words, fit for the log.
+        code: its own code of the error, if it has one.
+        tried: how often it was asked, in words.
+    """
+    words = f"{detail} {code or ''}".lower()
+    if status in (400, 413, 422) and any(word in words for word in _OVERFLOW):
+        return ContextOverflow(f"{where}: {detail}")
+    said = f"{where} answered {status}: {detail}"
+    if status in _REFUSED:
+        kind, remedy = _REFUSED[status]
+        return ModelFailure(f"{said}; {remedy.format(key=key_env)}", kind=kind, retryable=False)
+    if status == 429 and code == "insufficient_quota":
+        return ModelFailure(f"{said}; check the credit of the key in {key_env}", kind=_REFUSED[402][0], retryable=False)
+    if status == 429:
+        remedy = "lower limits.max_concurrent_episodes, or raise the model's max_retries"
+        return ModelFailure(f"{said} (tried {tried}); {remedy}", kind="model_rate_limited", retryable=True)
+    if status >= 500 or status in (408, 409):
+        return ModelFailure(f"{said} (tried {tried}); look at its log", kind="model_unavailable", retryable=True)
+    return ModelFailure(f"{said}; check the model's id and sampling", kind="model_rejected_request", retryable=False)
 
 
 def _words(error: openai.APIStatusError) -> str:
@@ -203,7 +215,7 @@ def _times(request: httpx2.Request) -> str:
     return "once" if attempts == 1 else f"{attempts} times"
 
 
-def _public(base_url: str) -> str:
+def public_url(base_url: str) -> str:
     """A URL without what may be secret in it: user, password and query."""
     parts = urlsplit(base_url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
@@ -222,7 +234,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
             seen += len(chunk)
             if seen > MAX_RESPONSE_BYTES:
                 raise ModelFailure(
-                    f"model server {_public(str(self._url))} answered more than {MAX_RESPONSE_BYTES} bytes; set max_tokens",
+                    f"model server {public_url(str(self._url))} answered more than {MAX_RESPONSE_BYTES} bytes; set max_tokens",
                     kind="model_bad_response",
                     retryable=False,
                 )
@@ -262,8 +274,8 @@ class ModelPool:
             limits = httpx2.Limits(max_connections=max(100, lanes), max_keepalive_connections=max(100, lanes))
             self._http = DefaultAioHttpClient(limits=limits, event_hooks={"response": [_bound]})
         client = AsyncOpenAI(
-            base_url=_endpoint(model),
-            api_key=_key(model),
+            base_url=endpoint_of(model),
+            api_key=key_of(model),
             timeout=None,
             max_retries=model.max_retries,
             http_client=self._http,
@@ -278,7 +290,7 @@ class ModelPool:
             self._http = None
 
 
-def _endpoint(model: ModelSettings) -> str:
+def endpoint_of(model: ModelSettings) -> str:
     """The URL of a model.
 
     Raises:
@@ -286,13 +298,13 @@ def _endpoint(model: ModelSettings) -> str:
     """
     parts = urlsplit(model.base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Refused(f"expected base_url of model {model.model} as http://HOST:PORT/v1, found {_public(model.base_url)!r}")
+        raise Refused(f"expected base_url of model {model.model} as http://HOST:PORT/v1, found {public_url(model.base_url)!r}")
     if parts.username is not None or parts.query:
         raise Refused(f"base_url of model {model.model} holds a password or a query; put the key in {model.api_key_env}")
     return model.base_url
 
 
-def _key(model: ModelSettings) -> str:
+def key_of(model: ModelSettings) -> str:
     """The key of a model, or `NO_KEY`.
 
     Raises:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Protocol
 
 from rollstream.errors import RollstreamError
+from schemas.step import Call
 from schemas.values import ChatMessage, JsonObject, Sampling, Usage
 
 
@@ -24,6 +25,7 @@ class Completion:
         sampling: what was sent: the model's own settings under those of the call.
         duration_s: from sending (first try) to the last byte.
         attempts: how often the request was sent.
+        cost_usd: as told by an agent that made the call by itself.
     """
 
     message: ChatMessage
@@ -36,6 +38,21 @@ class Completion:
     duration_s: float
     attempts: int
     escaped: bool
+    cost_usd: float | None = None
+
+    def as_call(self, turn: int) -> Call:
+        """What events tell of it beside the answer itself; `turn` is the number of calls before it."""
+        return Call(
+            turn=turn,
+            model=self.model,
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            sampling=self.sampling,
+            started_at=self.started_at,
+            duration_s=self.duration_s,
+            attempts=self.attempts,
+            cost_usd=self.cost_usd,
+        )
 
 
 class ModelClient(Protocol):

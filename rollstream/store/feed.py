@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterable, Mapping
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
 
 from rollstream.errors import UsageError
-from rollstream.eventlog.connection import consumer_options, unreachable
+from rollstream.eventlog.connection import consumer_options, start_consumer, stop_consumer
 from rollstream.eventlog.reading import Record
 from rollstream.settings import KafkaSettings
 from topics.catalogue import CATALOGUE
@@ -24,10 +23,11 @@ Position = tuple[str, int]
 """Topic (without prefix) and partition."""
 
 LOOK_AGAIN_S = 10.0
-CONNECT_TIMEOUT_S = 15.0
 MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""About how much is fetched, and stored, at once; in memory it costs a multiple of that."""
-MAX_PARTITION_BYTES = 1024 * 1024
+"""About how much is stored at once; in memory it costs a multiple of that."""
+MAX_FETCH_BYTES = 1 * 1024 * 1024
+"""About how much is fetched at once: compressed, so in memory it is a multiple of that."""
+MAX_PARTITION_BYTES = 512 * 1024
 """Of one partition in one fetch; a longer record still comes, alone."""
 
 
@@ -56,15 +56,11 @@ class Feed:
         options = consumer_options(kafka) | {
             # A position outside the log is a finding, see `start_of`, and no reason to go elsewhere by itself.
             "auto_offset_reset": "none",
-            "fetch_max_bytes": MAX_BATCH_BYTES,
+            "fetch_max_bytes": MAX_FETCH_BYTES,
             "max_partition_fetch_bytes": MAX_PARTITION_BYTES,
         }
         consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, client_id="rollstream-store_worker", **options)
-        try:
-            await asyncio.wait_for(consumer.start(), CONNECT_TIMEOUT_S)
-        except (KafkaError, OSError, TimeoutError) as error:
-            await consumer.stop()
-            raise unreachable(bootstrap, error) from None
+        await start_consumer(consumer, bootstrap)
         return cls(consumer, kafka.topic_prefix, positions, look_again_s)
 
     async def fetch(self, timeout_s: float, max_records: int) -> list[Record]:
@@ -80,10 +76,27 @@ class Feed:
             await asyncio.sleep(timeout_s)
             return []
         found = await self._consumer.getmany(timeout_ms=round(timeout_s * 1000), max_records=max_records)
-        records = [self._record(record) for records in found.values() for record in records]
-        for record in records:
-            self._next[record.topic, record.partition] = record.offset + 1
+        records: list[Record] = []
+        for tp, some in found.items():
+            topic, partition = position = self._position(tp)
+            records += (_record(topic, partition, one) for one in some)
+            self._next[position] = some[-1].offset + 1
         return records
+
+    async def whole_log(self) -> tuple[dict[Position, int], dict[Position, int]]:
+        """Where each partition that has records starts, and where it ends, now."""
+        await self._look_for_partitions()
+        assigned = self._consumer.assignment()
+        starts, ends = await self._consumer.beginning_offsets(assigned), await self._consumer.end_offsets(assigned)
+        some = [tp for tp in assigned if starts[tp] < ends[tp]]
+        return {self._position(tp): starts[tp] for tp in some}, {self._position(tp): ends[tp] for tp in some}
+
+    async def reached(self, ends: Mapping[Position, int]) -> bool:
+        """Whether everything before `ends` was fetched."""
+        for topic, partition in ends:
+            if await self._consumer.position(TopicPartition(self._prefix + topic, partition)) < ends[topic, partition]:
+                return False
+        return True
 
     def ends(self) -> dict[Position, int]:
         """Where each partition ends, as the last fetch told."""
@@ -95,13 +108,7 @@ class Feed:
         return sum(max(0, end - self._next.get(position, 0)) for position, end in self.ends().items())
 
     async def close(self) -> None:
-        # Stopped while it waits to fetch again, the consumer lets its own cancellation escape, and leaves its client open.
-        stopping = asyncio.ensure_future(self._consumer.stop())
-        await asyncio.wait([stopping])
-        if stopping.cancelled():
-            await self._consumer._client.close()
-        else:
-            stopping.result()
+        await stop_consumer(self._consumer)
 
     async def _look_for_partitions(self) -> None:
         found = await self._partitions()
@@ -125,16 +132,10 @@ class Feed:
     def _position(self, tp: TopicPartition) -> Position:
         return tp.topic.removeprefix(self._prefix), tp.partition
 
-    def _record(self, record: "ConsumerRecord[bytes | None, bytes | None]") -> Record:
-        return Record(
-            topic=record.topic.removeprefix(self._prefix),
-            partition=record.partition,
-            offset=record.offset,
-            timestamp_ms=record.timestamp,
-            key=record.key,
-            value=record.value,
-            headers=tuple((name, content or b"") for name, content in record.headers),
-        )
+
+def _record(topic: str, partition: int, found: "ConsumerRecord[bytes | None, bytes | None]") -> Record:
+    headers = tuple((name, content or b"") for name, content in found.headers)
+    return Record(topic, partition, found.offset, found.timestamp, found.key, found.value, headers)
 
 
 def start_of(position: Position, stored: int | None, start: int, end: int) -> int:

@@ -48,7 +48,7 @@ def open_snapshot(data_dir: Path) -> duckdb.DuckDBPyConnection:
         # The file stands alone, so no query has a reason to touch another one.
         return duckdb.connect(str(path), read_only=True, config={"enable_external_access": False, "lock_configuration": True})
     except duckdb.Error as error:
-        raise StoreUnavailable(f"{path} cannot be read: {_first_line(error)}") from None
+        raise StoreUnavailable(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def ask(connection: duckdb.DuckDBPyConnection, query: str) -> Answer:
@@ -67,8 +67,8 @@ def ask(connection: duckdb.DuckDBPyConnection, query: str) -> Answer:
         cursor = connection.execute(statements[0])
         described = cursor.description or []
     except duckdb.Error as error:
-        raise UsageError(f"SQL: {_first_line(error)}") from None
-    return Answer(_unique([column[0] for column in described]), [str(column[1]) for column in described], _rows(cursor))
+        raise UsageError(f"SQL: {first_line(error)}") from None
+    return Answer(unique([column[0] for column in described]), [str(column[1]) for column in described], _rows(cursor))
 
 
 def query(connection: duckdb.DuckDBPyConnection, statement: str, **parameters: object) -> list[dict[str, Any]]:
@@ -83,10 +83,10 @@ def _rows(cursor: duckdb.DuckDBPyConnection) -> Iterator[tuple[object, ...]]:
         while rows := cursor.fetchmany(_PAGE):
             yield from rows
     except duckdb.Error as error:
-        raise UsageError(f"SQL: {_first_line(error)}") from None
+        raise UsageError(f"SQL: {first_line(error)}") from None
 
 
-def _unique(names: list[str]) -> list[str]:
+def unique(names: list[str]) -> list[str]:
     """`names` told apart: SELECT may name two columns alike, an object may not."""
     unique: list[str] = []
     for name in names:
@@ -97,7 +97,8 @@ def _unique(names: list[str]) -> list[str]:
     return unique
 
 
-def _first_line(error: duckdb.Error) -> str:
+def first_line(error: duckdb.Error) -> str:
+    """What DuckDB says, in one line, with what it suggests."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     hints = [line for line in lines[1:] if line.startswith(("Did you mean", "Candidate"))]
     return " ".join([lines[0], *hints])

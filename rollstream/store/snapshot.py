@@ -16,11 +16,19 @@ MAX_SHARE = 0.1
 
 
 def publish(source: Path, target: Path) -> None:
-    """Replace `target` by a copy of `source`, whose writer has just checkpointed and does not write meanwhile."""
+    """Replace `target` by a copy of `source`, whose writer has just checkpointed and does not write meanwhile.
+
+    Raises:
+        OSError: it cannot be copied; `target` is as it was.
+    """
     copy = target.with_name(f".{target.name}.tmp")
     copy.unlink(missing_ok=True)
     # In a process of its own: closing any descriptor of `source` in the writer's process would drop DuckDB's lock on it.
-    subprocess.run(["cp", "--", str(source), str(copy)], check=True)
+    done = subprocess.run(["cp", "--", str(source), str(copy)], capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        # The old copy stays; half of a new one would only fill the disk.
+        copy.unlink(missing_ok=True)
+        raise OSError(done.stderr.strip() or f"cp ended with {done.returncode}")
     # Read-only, because a plain `duckdb FILE` opens for writing, which locks every other reader out.
     copy.chmod(0o444)
     remove_leftover(target)

@@ -29,12 +29,10 @@ _WHY = """
 SELECT payload -> '$.diagnostics' AS why FROM events WHERE kind = 'VerdictReached' AND event_id = TRY_CAST($id AS UUID)
 """
 _SAID = """
-SELECT payload -> '$.new_messages' AS heard, payload -> '$.message' AS said
+SELECT event_id::VARCHAR AS id, payload ->> '$.previous' AS previous, (payload ->> '$.execution.fence')::BIGINT AS fence,
+    (payload ->> '$.index')::BIGINT AS step, payload -> '$.new_messages' AS heard, payload -> '$.message' AS said
 FROM events
-WHERE kind = 'AgentStepped' AND session_id = $id AND payload ->> '$.execution.id' = (
-    SELECT arg_max(execution_id, kafka_offset) FROM agent_stepped WHERE session_id = $id
-)
-ORDER BY (payload ->> '$.index')::INTEGER
+WHERE kind = 'AgentStepped' AND session_id = $id
 """
 
 
@@ -66,6 +64,8 @@ class Trajectory:
     completion_tokens: int
     queued_s: float | None
     agent_s: float | None
+    """Of which `environment_s` and `model_s` are part."""
+    environment_s: float | None
     model_s: float | None
     verify_s: float | None
     scored_at: datetime
@@ -84,7 +84,7 @@ def find_rollout(connection: duckdb.DuckDBPyConnection, wanted: str) -> Trajecto
     """
     found = query(
         connection,
-        "SELECT rollout_id FROM rollouts WHERE starts_with(rollout_id, $id) OR starts_with(session_id, $id) "
+        "SELECT DISTINCT rollout_id FROM rollout_scored WHERE starts_with(rollout_id, $id) OR starts_with(session_id, $id) "
         f"ORDER BY rollout_id LIMIT {_FOUND_AT_MOST}",
         id=wanted,
     )
@@ -133,6 +133,7 @@ def _read(connection: duckdb.DuckDBPyConnection, rollout: str) -> Trajectory:
         error=error,
         prompt_tokens=row["prompt_tokens"] or 0,
         completion_tokens=row["completion_tokens"] or 0,
+        environment_s=row["environment_s"],
         model_s=row["model_s"],
         verify_s=row["verify_s"],
         scored_at=row["scored_at"],
@@ -144,11 +145,16 @@ def _read(connection: duckdb.DuckDBPyConnection, rollout: str) -> Trajectory:
 
 
 def _recorded(connection: duckdb.DuckDBPyConnection, session: str) -> list[JsonObject]:
-    """What the session's last execution said, after what it was asked."""
+    """What the session said, after what it was asked: the steps that its last one leads back to, whoever made them."""
     asked = query(connection, _ASKED, id=session)
-    steps = query(connection, _SAID, id=session)
+    steps = {step["id"]: step for step in query(connection, _SAID, id=session)}
+    last = max(steps.values(), key=lambda step: (step["fence"], step["step"]), default=None)
+    chain = []
+    while last is not None:
+        chain.append(last)
+        last = steps.pop(last["previous"], None)
     messages = [message for row in asked for message in _loads(row["said"], [])]
-    for step in steps:
+    for step in reversed(chain):
         messages += _loads(step["heard"], [])
         messages.append(_loads(step["said"], {}))
     return messages

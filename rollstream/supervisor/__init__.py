@@ -1,8 +1,16 @@
 """Worker processes of one data directory: `plan` decides, `processes` runs them, `state` says who does."""
 
-from rollstream.supervisor.plan import WORKERS, ProcessSpec, plan
+from rollstream.supervisor.plan import WORKERS, ProcessSpec, plan, pool_suffix
 from rollstream.supervisor.processes import Supervisor, WorkersFailed, last_lines
-from rollstream.supervisor.state import AlreadyRunning, SupervisorLock, SupervisorState, logs_dir, running, stop_running
+from rollstream.supervisor.state import (
+    AlreadyRunning,
+    SupervisorLock,
+    SupervisorState,
+    logs_dir,
+    running,
+    stop_running,
+    supervised_pools,
+)
 
 __all__ = [
     "WORKERS",
@@ -15,6 +23,8 @@ __all__ = [
     "last_lines",
     "logs_dir",
     "plan",
+    "pool_suffix",
     "running",
     "stop_running",
+    "supervised_pools",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollstream.errors import UsageError
+from rollstream.settings import DEFAULT_POOL
 
 WORKERS = ("env_worker", "agent_worker", "verifier_worker", "store_worker")
 SINGLE = frozenset({"store_worker"})
@@ -25,17 +26,43 @@ class ProcessSpec:
     workers: tuple[str, ...]
 
 
-def plan(workers: Sequence[str], *, processes: bool = False, replicas: Mapping[str, int] | None = None) -> list[ProcessSpec]:
+def pool_suffix(pool: str) -> str:
+    """What the files of a pool have in their names, so that several can share a data directory."""
+    return "" if pool == DEFAULT_POOL else f".{pool}"
+
+
+def workers_of(pool: str, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """The workers that were named, or else all that a pool can have.
+
+    Raises:
+        UsageError: one of those that were named belongs to no pool but the default one.
+    """
+    if pool == DEFAULT_POOL:
+        return tuple(dict.fromkeys(named or WORKERS))
+    for name in SINGLE.intersection(named):
+        raise UsageError(f"{name} reads what all pools write: start it without --pool, found it for pool {pool}")
+    return tuple(dict.fromkeys(named or [name for name in WORKERS if name not in SINGLE]))
+
+
+def plan(
+    workers: Sequence[str],
+    *,
+    processes: bool = False,
+    replicas: Mapping[str, int] | None = None,
+    pool: str = DEFAULT_POOL,
+) -> list[ProcessSpec]:
     """Which processes to run: one for everything, or one for each worker and replica.
 
     Args:
         replicas: worker -> number of processes; naming any implies a process for each worker.
+        pool: which one they serve.
 
     Raises:
-        UsageError: a worker is unknown, not among `workers`, or cannot have that many replicas.
+        UsageError: a worker is unknown, not among `workers`, cannot have that many replicas, or belongs to no such pool.
     """
-    wanted = list(dict.fromkeys(workers or WORKERS))
+    wanted = list(workers_of(pool, workers))
     counts = dict(replicas or {})
+    suffix = pool_suffix(pool)
     for name in [*wanted, *counts]:
         if name not in WORKERS:
             raise UsageError(f"no worker is named {name!r}; known: {', '.join(WORKERS)}")
@@ -47,9 +74,9 @@ def plan(workers: Sequence[str], *, processes: bool = False, replicas: Mapping[s
         if name in SINGLE and count > 1:
             raise UsageError(f"{name} runs once only, because the store has one writer; found {count} replicas")
     if not processes and not counts:
-        return [ProcessSpec("workers" if len(wanted) > 1 else wanted[0], tuple(wanted))]
+        return [ProcessSpec(("workers" if len(wanted) > 1 else wanted[0]) + suffix, tuple(wanted))]
     return [
-        ProcessSpec(name if number == 1 else f"{name}-{number}", (name,))
+        ProcessSpec(f"{name}{suffix}" if number == 1 else f"{name}{suffix}-{number}", (name,))
         for name in wanted
         for number in range(1, counts.get(name, 1) + 1)
     ]

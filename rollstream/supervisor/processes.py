@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollstream.errors import RollstreamError
+from rollstream.settings import DEFAULT_POOL
 from rollstream.supervisor.plan import FAILED_STARTS_ALLOWED, ProcessSpec, Restarts, ready_worker
 from rollstream.supervisor.state import ProcessRecord, SupervisorState, clear_state, logs_dir, write_state
 
@@ -64,6 +65,7 @@ class Supervisor:
         command: the command line of one process.
         environment: added to this process's own, for all of them.
         say: is told in one line whenever something happened to a process.
+        pool: which one the workers serve; each has a supervisor of its own.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Supervisor:
         bootstrap: str,
         environment: Mapping[str, str],
         say: Callable[[str], None],
+        pool: str = DEFAULT_POOL,
     ) -> None:
         self._data_dir = data_dir
+        self._pool = pool
         self._command = command
         self._bootstrap = bootstrap
         self._environment = dict(environment)
@@ -148,7 +152,7 @@ class Supervisor:
                     _kill_group(child.process)
                     child.process.wait()
                 child.process = None
-            clear_state(self._data_dir)
+            clear_state(self._data_dir, self._pool)
 
     def _launch(self, child: _Child) -> None:
         log = self._log_path(child.spec)
@@ -202,7 +206,7 @@ class Supervisor:
             ready=self._was_ready,
             processes=tuple(child.record for child in self._children if child.record is not None),
         )
-        write_state(self._data_dir, state)
+        write_state(self._data_dir, state, self._pool)
 
     def _log_path(self, spec: ProcessSpec) -> Path:
         return logs_dir(self._data_dir) / f"{spec.name}.log"

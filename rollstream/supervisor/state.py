@@ -1,4 +1,4 @@
-"""Who supervises the workers of a data directory: a lock that says whether, a file that says who.
+"""Who supervises the workers of a data directory: a lock that says whether, a file that says who. A pair for each pool.
 
 The lock alone decides, because the kernel releases it with its holder; the file outlives a crash and names what may be left.
 """
@@ -12,7 +12,8 @@ import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollstream.errors import UsageError
-from rollstream.supervisor.plan import WORKERS
+from rollstream.settings import DEFAULT_POOL
+from rollstream.supervisor.plan import WORKERS, pool_suffix
 
 
 class AlreadyRunning(UsageError):
@@ -46,7 +47,7 @@ class ProcessRecord(BaseModel):
 
 
 class SupervisorState(BaseModel):
-    """Content of `<data_dir>/workers.json`."""
+    """Content of `<data_dir>/workers.json`, or `workers.<pool>.json`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -60,45 +61,52 @@ class SupervisorState(BaseModel):
         return sorted({worker for process in self.processes for worker in process.workers}, key=WORKERS.index)
 
 
-def state_path(data_dir: Path) -> Path:
-    return data_dir / "workers.json"
+def state_path(data_dir: Path, pool: str = DEFAULT_POOL) -> Path:
+    return data_dir / f"workers{pool_suffix(pool)}.json"
+
+
+def supervised_pools(data_dir: Path) -> list[str]:
+    """Every pool that has a state file here, the default one first: whoever serves it may be gone."""
+    names = [path.name.removeprefix("workers").removesuffix(".json") for path in data_dir.glob("workers*.json")]
+    return sorted((name.removeprefix(".") or DEFAULT_POOL for name in names), key=lambda pool: (pool != DEFAULT_POOL, pool))
 
 
 def logs_dir(data_dir: Path) -> Path:
     return data_dir / "logs"
 
 
-def read_state(data_dir: Path) -> SupervisorState | None:
+def read_state(data_dir: Path, pool: str = DEFAULT_POOL) -> SupervisorState | None:
     """What the state file says, whether or not it is still true; None if there is none that we understand."""
     try:
-        return SupervisorState.model_validate_json(state_path(data_dir).read_bytes())
+        return SupervisorState.model_validate_json(state_path(data_dir, pool).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def write_state(data_dir: Path, state: SupervisorState) -> None:
+def write_state(data_dir: Path, state: SupervisorState, pool: str = DEFAULT_POOL) -> None:
     """Publish `state` so that a reader sees all of it or nothing."""
-    path = state_path(data_dir)
+    path = state_path(data_dir, pool)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
-def clear_state(data_dir: Path) -> None:
-    state_path(data_dir).unlink(missing_ok=True)
+def clear_state(data_dir: Path, pool: str = DEFAULT_POOL) -> None:
+    state_path(data_dir, pool).unlink(missing_ok=True)
 
 
-def running(data_dir: Path) -> SupervisorState | None:
-    """The state of the live supervisor of a data directory, or None."""
-    state = read_state(data_dir)
+def running(data_dir: Path, pool: str = DEFAULT_POOL) -> SupervisorState | None:
+    """The state of the live supervisor of a pool in a data directory, or None."""
+    state = read_state(data_dir, pool)
     return state if state is not None and state.supervisor.process() is not None else None
 
 
 class SupervisorLock:
-    """Held by the one supervisor of a data directory; the kernel releases it when its process dies, however it dies."""
+    """Held by the one supervisor of a pool in a data directory; the kernel releases it when that dies, however it dies."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, pool: str = DEFAULT_POOL) -> None:
         self._data_dir = data_dir
+        self._pool = pool
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> "SupervisorLock":
@@ -108,15 +116,16 @@ class SupervisorLock:
             AlreadyRunning: another supervisor holds it.
         """
         self._data_dir.mkdir(parents=True, exist_ok=True)
-        file = (self._data_dir / "workers.lock").open("ab")
+        file = (self._data_dir / f"workers{pool_suffix(self._pool)}.lock").open("ab")
         try:
             flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
             file.close()
-            state = running(self._data_dir)
+            state = running(self._data_dir, self._pool)
+            of_pool = "" if self._pool == DEFAULT_POOL else f" for pool {self._pool}"
             who = "are being started" if state is None else f"run already (pid {state.supervisor.pid})"
             raise AlreadyRunning(
-                f"the workers of {self._data_dir} {who}: publish to them, or stop them with `rollstream down`"
+                f"the workers of {self._data_dir}{of_pool} {who}: publish to them, or stop them with `rollstream down`"
             ) from None
         self._file = file
         return self
@@ -127,13 +136,13 @@ class SupervisorLock:
             self._file = None
 
 
-def stop_running(data_dir: Path, grace_s: float) -> list[str]:
-    """End the supervisor of a data directory and whatever workers it left behind.
+def stop_running(data_dir: Path, grace_s: float, pool: str = DEFAULT_POOL) -> list[str]:
+    """End the supervisor of a pool in a data directory and whatever workers it left behind.
 
     Returns:
         The workers that were stopped.
     """
-    state = read_state(data_dir)
+    state = read_state(data_dir, pool)
     if state is None:
         return []
     found = False
@@ -142,7 +151,7 @@ def stop_running(data_dir: Path, grace_s: float) -> list[str]:
         if (process := record.process()) is not None:
             found = True
             _end(process, grace_s)
-    clear_state(data_dir)
+    clear_state(data_dir, pool)
     return state.workers() if found else []
 
 

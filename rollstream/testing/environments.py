@@ -23,11 +23,31 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rollstream.environments.graders import GraderPool
-from rollstream.environments.protocol import Environment, Episode, Seeded, Services, Task, Verdict
-from rollstream.environments.registry import admit, public_view
+from rollstream.environments.observing import seen_of
+from rollstream.environments.protocol import (
+    AggregatesMetrics,
+    Environment,
+    Episode,
+    Graders,
+    OpenServices,
+    ScoredVerdict,
+    Seeded,
+    Services,
+    SteppedEnvironment,
+    StepServices,
+    Task,
+    Verdict,
+    World,
+    is_stepped,
+)
+from rollstream.environments.registry import admit, first_world, public_view, world_of
 from rollstream.errors import Refused
+from rollstream.models.protocol import Completion
+from rollstream.testing.playing import opened
+from schemas.action import ToolCall, Utterance
 from schemas.session import Submission
-from schemas.values import ChatMessage
+from schemas.values import ChatMessage, JsonObject
+from schemas.verdict import StepReward
 
 CANARY = "canary-5f1c7e0a9d"
 HOSTILE: dict[str, str] = {
@@ -45,12 +65,33 @@ HOSTILE: dict[str, str] = {
 }
 
 
+_NESTED: JsonObject = {"a": "x"}
+for _ in range(90):
+    _NESTED = {"a": [_NESTED]}
+HOSTILE_ARGUMENTS: tuple[JsonObject, ...] = (
+    {},
+    {"zz_unknown": 1},
+    {"count": None, "city": 7, "name": [], "id": {}},
+    {"count": 2**62, "city": "x" * 1_000_000, "name": "\x00\u202e"},
+    _NESTED,
+)
+
+
+class NoModels:
+    """`RoleModels` of a run that binds none."""
+
+    async def complete(self, messages: Sequence[ChatMessage], role: str) -> Completion:
+        raise AssertionError(f"a model of role {role} was asked; override `step_services` to give one")
+
+
 class EnvironmentConformance:
     """Inherit, under a name that begins with `Test`, and say which environment and which rows."""
 
     grader_timeout_s = 3.0
     hostile_time_s = 30.0
     """Longest that scoring one hostile submission may take, deadline of the grader included."""
+    deterministic_steps = True
+    """False for an environment whose steps ask a model or roll dice: then only the first outcome of an action counts."""
 
     def environment(self) -> Environment[Any]:
         raise NotImplementedError("return the environment under test")
@@ -58,6 +99,14 @@ class EnvironmentConformance:
     def rows(self) -> Sequence[Mapping[str, object]]:
         """At least one; with two or more, fields are swapped between them to find leaks."""
         raise NotImplementedError("return rows that the environment admits")
+
+    def services(self, graders: Graders) -> Services:
+        """What `verify` may use here."""
+        return Services(graders=graders)
+
+    def step_services(self, index: int, opened: OpenServices | None = None) -> StepServices:
+        """What steps may use here."""
+        return StepServices(NoModels(), index, opened)
 
     def test_name_version_and_threshold_are_well_formed(self) -> None:
         environment = self.environment()
@@ -95,7 +144,7 @@ class EnvironmentConformance:
     def test_the_reference_scores_full_reward(self) -> None:
         references = [(task, self.environment().reference(task)) for _, task in self._tasks()]
         scored = [(task, reference) for task, reference in references if reference is not None]
-        for (task, reference), verdict in zip(scored, self._verdicts(scored), strict=True):
+        for (task, reference), verdict in zip(scored, self._verdicts(scored, acting=True), strict=True):
             assert self._succeeds(verdict), f"the reference {reference} of {task} scored {verdict}"
 
     def test_an_empty_submission_is_scored_and_fails(self) -> None:
@@ -118,6 +167,21 @@ class EnvironmentConformance:
         for (task, submission), first, second in zip(once, verdicts[: len(once)], verdicts[len(once) :], strict=True):
             assert first.reward == second.reward, f"{submission} to {task} scored {first}, then {second}"
 
+    def test_metrics_of_its_own_are_finite_numbers(self) -> None:
+        environment = self.environment()
+        if not isinstance(environment, AggregatesMetrics):
+            return
+        empty = [(task, Submission()) for _, task in self._tasks()]
+        scored = [
+            ScoredVerdict(str(number), 0, verdict.reward or 0.0, verdict.success, verdict.components, verdict.diagnostics)
+            for number, verdict in enumerate(self._verdicts(empty))
+        ]
+        of_an_older_version = ScoredVerdict(None, 0, 0.0, None, {}, {})
+        for verdicts in (scored, [*scored, of_an_older_version], [of_an_older_version]):
+            for name, value in environment.aggregate_metrics(iter(verdicts)).items():
+                assert isinstance(value, int | float), f"{name} is {value!r}"
+                assert math.isfinite(value), f"{name} is {value!r}"
+
     def test_unknown_fields_never_reach_the_agent(self) -> None:
         for row, task in self._tasks():
             strange = {"zz_unknown": CANARY, "verifier_metadata": {"hint": CANARY, "messages": [CANARY]}, "reward": CANARY}
@@ -138,12 +202,64 @@ class EnvironmentConformance:
     def test_grading_text_never_reaches_the_agent(self) -> None:
         for row, task in self._tasks():
             shown = _shown(self.environment().seed(task))
-            public = json.dumps(public_view(self.environment(), row))
+            # A solution names the tools that it calls, and whoever is to call them sees their names.
+            tools = " ".join(offered_names(self.environment().seed(task)))
+            public = f"{json.dumps(public_view(self.environment(), row))} {tools}"
             for field in self._private(row):
                 for text in _texts(row[field]):
                     escaped = json.dumps(text)[1:-1]
                     leaks = len(text) >= 12 and escaped not in public and escaped in shown
                     assert not leaks, f"the agent sees {text!r:.100}, which is the private {field}"
+
+    def test_the_actions_of_the_reference_are_seen_and_leave_the_world_they_were_given_alone(self) -> None:
+        for environment, task in self._stepped_tasks():
+            asyncio.run(self._act_out(environment, task))
+
+    async def _act_out(self, environment: SteppedEnvironment[Any, Any], task: Task) -> None:
+        async with opened(environment, first_world(environment, task)) as begun:
+            for index, action in enumerate(environment.reference_actions(task)):
+                world, services = begun.world, self.step_services(index, begun.services)
+                assert world is not None
+                before = world.model_dump_json()
+                after, result = await environment.step(world, action, services)
+                assert world.model_dump_json() == before, f"{action} changed the world it was given"
+                seen_of(environment.name, action, result, 1_000_000)
+                if self.deterministic_steps and (begun.services is None or not begun.services.live):
+                    again, _ = await environment.step(world, action, services)
+                    assert again == after, f"{action} made twice gives {after} and {again}"
+                assert world_of(environment, after.model_dump_json()) == after, f"a world does not survive its receipt: {after}"
+                begun.world = after
+
+    def test_a_world_begins_alike_whenever_it_begins(self) -> None:
+        for environment, task in self._stepped_tasks():
+            world = first_world(environment, task)
+            assert world == first_world(environment, task), f"two worlds of {task} differ"
+            assert world_of(environment, world.model_dump_json()) == world, f"a world does not survive its receipt: {world}"
+
+    def test_hostile_actions_are_answered(self) -> None:
+        for environment, task in self._stepped_tasks():
+            for action in self._hostile_actions(environment.seed(task)):
+                asyncio.run(self._answered(environment, task, action))
+            return
+
+    async def _answered(self, environment: SteppedEnvironment[Any, Any], task: Task, action: ToolCall | Utterance) -> None:
+        async with opened(environment, first_world(environment, task)) as begun:
+            _, result = await environment.step(begun.world, action, self.step_services(0, begun.services))
+            seen_of(environment.name, action, result, 1_000_000)
+
+    def _hostile_actions(self, seeded: Seeded) -> Iterator[ToolCall | Utterance]:
+        if seeded.interaction != "tools":
+            yield from (Utterance(text=text) for text in ("", *HOSTILE.values()) if text.isprintable() or text.isascii())
+            return
+        for name in (*offered_names(seeded), "zz_no_such_tool"):
+            yield from (ToolCall(id="hostile", name=name, arguments=arguments) for arguments in HOSTILE_ARGUMENTS)
+        yield Utterance(text="I would rather talk.")
+
+    def _stepped_tasks(self) -> Iterator[tuple[SteppedEnvironment[Any, Any], Task]]:
+        """Tasks of an environment that answers back; none of any other."""
+        environment = self.environment()
+        if is_stepped(environment):
+            yield from ((environment, task) for _, task in self._tasks())
 
     def _tasks(self) -> Iterator[tuple[Mapping[str, object], Task]]:
         for row in self.rows():
@@ -169,9 +285,13 @@ class EnvironmentConformance:
         by_reward = verdict.reward >= self.environment().success_threshold
         return by_reward if verdict.success is None else verdict.success
 
-    def _verdicts(self, submissions: Sequence[tuple[Task, Submission]]) -> list[Verdict]:
-        """Score in an event loop and a pool of graders of their own, and check what holds of every verdict."""
-        verdicts = asyncio.run(self._verify(submissions))
+    def _verdicts(self, submissions: Sequence[tuple[Task, Submission]], *, acting: bool = False) -> list[Verdict]:
+        """Score in an event loop and a pool of graders of their own, and check what holds of every verdict.
+
+        Args:
+            acting: whether the actions of the reference go before.
+        """
+        verdicts = asyncio.run(self._verify(submissions, acting))
         for verdict in verdicts:
             numbers = [verdict.reward, *verdict.components.values()]
             assert all(isinstance(number, float) and math.isfinite(number) for number in numbers), f"not finite: {verdict}"
@@ -179,15 +299,36 @@ class EnvironmentConformance:
             assert not re.search("[\ud800-\udfff]", text), f"a lone surrogate, which cannot stand in the log: {verdict}"
         return verdicts
 
-    async def _verify(self, submissions: Sequence[tuple[Task, Submission]]) -> list[Verdict]:
+    async def _verify(self, submissions: Sequence[tuple[Task, Submission]], acting: bool) -> list[Verdict]:
         environment = self.environment()
         verdicts: list[Verdict] = []
         async with GraderPool(1, self.grader_timeout_s) as graders:
             for task, submission in submissions:
                 messages = [*environment.seed(task).messages, ChatMessage(role="assistant", content=submission.text)]
-                episode = Episode(messages=messages, submission=submission, stop_reason="completed")
-                verdicts.append(await environment.verify(task, episode, Services(graders=graders)))
+                world, steps = await self._end_of(environment, task, acting)
+                episode = Episode(messages, submission, "completed", world, steps)
+                verdicts.append(await environment.verify(task, episode, self.services(graders)))
         return verdicts
+
+    async def _end_of(self, environment: Environment[Any], task: Task, acting: bool) -> tuple[World | None, list[StepReward]]:
+        if not is_stepped(environment):
+            return None, []
+        steps: list[StepReward] = []
+        actions = environment.reference_actions(task) if acting else ()
+        if not actions:
+            return first_world(environment, task), steps
+        async with opened(environment, first_world(environment, task)) as begun:
+            for index, action in enumerate(actions):
+                begun.world, result = await environment.step(begun.world, action, self.step_services(index, begun.services))
+                steps.append(StepReward(index=index, reward=result.reward))
+                if result.done or result.truncated:
+                    break
+        return begun.world, steps
+
+
+def offered_names(seeded: Seeded) -> list[str]:
+    """Names of the tools that a task offers."""
+    return [str(function["name"]) for tool in seeded.tools if isinstance(function := tool.get("function"), dict)]
 
 
 def _shown(seeded: Seeded) -> str:
@@ -197,6 +338,8 @@ def _shown(seeded: Seeded) -> str:
         "tools": seeded.tools,
         "interaction": seeded.interaction,
         "placement": seeded.placement,
+        "sandbox": seeded.sandbox and seeded.sandbox.model_dump(mode="json"),
+        "workspace": seeded.workspace and seeded.workspace.model_dump(mode="json"),
     }
     return json.dumps(shown, sort_keys=True)
 

@@ -5,12 +5,14 @@
             return MyHarness()
 
 The worker counts on all of it: that a session hands in after a limit or a failure, that a failure of the model passes through,
-that one instance serves many sessions at once. Models are scripted: the same prompt gets the same answer.
+that one instance serves many sessions at once. Models are scripted: the same prompt gets the same answer. A harness that works
+in a box says which one, and lets what runs there ask these models.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +25,17 @@ from rollstream.models.protocol import Completion, ContextOverflow
 from schemas import identities
 from schemas.episode import StopReason
 from schemas.session import Interaction, SessionReady, Submission
-from schemas.values import ChatMessage, Composition, EpisodeLimits, GroupRef, JsonObject, Sampling, TaskRef, Usage
+from schemas.values import (
+    ChatMessage,
+    Composition,
+    EpisodeLimits,
+    GroupRef,
+    JsonObject,
+    Sampling,
+    TaskRef,
+    Usage,
+    text_of,
+)
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 TOOL: JsonObject = {
@@ -40,6 +52,8 @@ class Capabilities(Protocol):
     def interactions(self) -> frozenset[Interaction]: ...
     @property
     def tools(self) -> bool: ...
+    @property
+    def needs_sandbox(self) -> bool: ...
 
 
 class Turn(Protocol):
@@ -63,7 +77,7 @@ class Harness(Protocol):
     def version(self) -> str: ...
     @property
     def capabilities(self) -> Capabilities: ...
-    async def open(self, descriptor: SessionReady, models: Any) -> AgentSession: ...
+    async def open(self, descriptor: SessionReady, models: Any, box: Any) -> AgentSession: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +98,33 @@ class ScriptedModels:
 
     def __init__(self, answer: Callable[[Asked], Answer], finish_reason: str = "stop") -> None:
         self._answer = answer
-        self._finish_reason = finish_reason
+        self.finish_reason = finish_reason
         self.asked: list[Asked] = []
+        self.recorded: list[Completion] = []
+        """Calls that an agent has made by itself, as its harness tells of them."""
         self.waiting = asyncio.Event()
+
+    def answer(self, asked: Asked) -> Answer:
+        """What the model says to a prompt, for whoever carries it into a box."""
+        self.asked.append(asked)
+        assert len(self.asked) <= MAX_CALLS, f"asked more than {MAX_CALLS} times; only the worker's limits would end it"
+        answer = self._answer(asked)
+        if isinstance(answer, asyncio.Event):
+            self.waiting.set()
+        return answer
 
     async def complete(
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] = (), role: str = "policy"
     ) -> Completion:
-        asked = Asked(role, deepcopy(list(messages)), deepcopy(list(tools)))
-        self.asked.append(asked)
-        assert len(self.asked) <= MAX_CALLS, f"asked more than {MAX_CALLS} times; only the worker's limits would end it"
-        answer = self._answer(asked)
+        answer = self.answer(Asked(role, deepcopy(list(messages)), deepcopy(list(tools))))
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, asyncio.Event):
-            self.waiting.set()
             await answer.wait()
             raise AssertionError("a hanging model was woken")
         return Completion(
             message=answer,
-            finish_reason=self._finish_reason,
+            finish_reason=self.finish_reason,
             usage=Usage(prompt_tokens=1, completion_tokens=1),
             response={},
             model="scripted",
@@ -113,6 +134,9 @@ class ScriptedModels:
             attempts=1,
             escaped=False,
         )
+
+    async def record(self, completion: Completion, new_messages: Sequence[ChatMessage] = (), role: str = "policy") -> None:
+        self.recorded.append(completion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +155,19 @@ class HarnessConformance:
 
     def harness(self) -> Harness:
         raise NotImplementedError("return the harness under test")
+
+    @asynccontextmanager
+    async def box(self, descriptor: SessionReady, models: ScriptedModels) -> AsyncIterator[Any]:
+        """The agent's box, with a way to `models.answer`; overridden for a harness that works in one."""
+        if self.harness().capabilities.needs_sandbox:
+            raise NotImplementedError("return a box for the agent")
+        yield None
+
+    @asynccontextmanager
+    async def opened(self, descriptor: SessionReady, models: ScriptedModels) -> AsyncIterator[AgentSession]:
+        """A session, in its box if it has one."""
+        async with self.box(descriptor, models) as box:
+            yield await self.harness().open(descriptor, models, box)
 
     def descriptor(self, interaction: Interaction, text: str = "What is 1 + 1?") -> SessionReady:
         """A session that the harness claims to be able to play."""
@@ -190,12 +227,15 @@ class HarnessConformance:
 
     def test_sessions_under_way_at_once_do_not_mix(self) -> None:
         async def both(interaction: Interaction) -> list[Submission]:
-            harness = self.harness()
             texts = ("What is 1 + 1?", "Name a red stone.")
-            sessions = [await harness.open(self.descriptor(interaction, text), ScriptedModels(_echo)) for text in texts]
-            for session, text in zip(sessions, texts, strict=True):
-                await session.activate(self.descriptor(interaction, text).messages)
-            return [await session.close() for session in reversed(sessions)][::-1]
+            async with AsyncExitStack() as stack:
+                sessions = [
+                    await stack.enter_async_context(self.opened(self.descriptor(interaction, text), ScriptedModels(_echo)))
+                    for text in texts
+                ]
+                for session, text in zip(sessions, texts, strict=True):
+                    await session.activate(self.descriptor(interaction, text).messages)
+                return [await session.close() for session in reversed(sessions)][::-1]
 
         for interaction in self._claims():
             alone = [
@@ -214,13 +254,13 @@ class HarnessConformance:
     def test_an_observation_changed_later_does_not_change_what_the_models_are_asked(self) -> None:
         async def play(interaction: Interaction) -> list[Asked]:
             models = ScriptedModels(_echo)
-            session = await self.harness().open(self.descriptor(interaction), models)
-            observation = list(self.descriptor(interaction).messages)
-            turn = await session.activate(observation)
-            observation.clear()
-            if not _over(interaction, turn):
-                await session.activate(_observation(turn))
-            await session.close()
+            async with self.opened(self.descriptor(interaction), models) as session:
+                observation = list(self.descriptor(interaction).messages)
+                turn = await session.activate(observation)
+                observation.clear()
+                if not _over(interaction, turn):
+                    await session.activate(_observation(turn))
+                await session.close()
             return models.asked
 
         for interaction in self._claims():
@@ -247,7 +287,8 @@ class HarnessConformance:
             models = ScriptedModels(lambda _: failure)
             error, submission = asyncio.run(self._interrupted(interaction, models))
             if models.asked:
-                assert error is failure, f"the model's failure became {error!r} instead of passing through"
+                same = isinstance(error, ModelFailure) and (error.kind, error.retryable) == (failure.kind, failure.retryable)
+                assert same, f"the model's failure became {error!r} instead of passing through"
             assert isinstance(submission, Submission), "no submission after a failure"
 
     def test_a_full_context_is_an_outcome(self) -> None:
@@ -262,7 +303,7 @@ class HarnessConformance:
             for reason in ("length", "content_filter"):
                 models = ScriptedModels(_echo, finish_reason=reason)
                 played = self._play(interaction, models, turns=1)
-                if models.asked and interaction == "single_turn":
+                if models.asked and interaction in ("single_turn", "agent_in_env"):
                     assert played.turns[0].stop_reason == reason, f"{reason} became {played.turns[0].stop_reason!r}"
 
     def test_odd_answers_are_answers(self) -> None:
@@ -284,17 +325,17 @@ class HarnessConformance:
     def test_a_session_stopped_while_it_waits_still_hands_in(self) -> None:
         async def stopped(interaction: Interaction) -> Submission:
             models = ScriptedModels(lambda _: asyncio.Event())
-            session = await self.harness().open(self.descriptor(interaction), models)
-            turn = asyncio.ensure_future(session.activate(self.descriptor(interaction).messages))
-            waiting = asyncio.ensure_future(models.waiting.wait())
-            await asyncio.wait([turn, waiting], return_when=asyncio.FIRST_COMPLETED)
-            was_waiting = waiting.done()
-            waiting.cancel()
-            turn.cancel()
-            (result,) = await asyncio.gather(turn, return_exceptions=True)
-            if was_waiting:
-                assert isinstance(result, asyncio.CancelledError), f"a cancelled turn went on, to {result!r}"
-            return await session.close()
+            async with self.opened(self.descriptor(interaction), models) as session:
+                turn = asyncio.ensure_future(session.activate(self.descriptor(interaction).messages))
+                waiting = asyncio.ensure_future(models.waiting.wait())
+                await asyncio.wait([turn, waiting], return_when=asyncio.FIRST_COMPLETED)
+                was_waiting = waiting.done()
+                waiting.cancel()
+                turn.cancel()
+                (result,) = await asyncio.gather(turn, return_exceptions=True)
+                if was_waiting:
+                    assert isinstance(result, asyncio.CancelledError), f"a cancelled turn went on, to {result!r}"
+                return await session.close()
 
         for interaction in self._claims():
             assert isinstance(asyncio.run(stopped(interaction)), Submission), "no submission after the agent's time was over"
@@ -302,6 +343,15 @@ class HarnessConformance:
     def test_a_session_that_was_never_activated_hands_in_too(self) -> None:
         for interaction in self._claims():
             assert isinstance(self._play(interaction, ScriptedModels(_echo), turns=0).submission, Submission)
+
+    def test_calls_that_an_agent_makes_by_itself_are_told(self) -> None:
+        if self.harness().capabilities.needs_sandbox:
+            for interaction in self._claims():
+                models = ScriptedModels(_echo)
+                played = self._play(interaction, models, turns=1)
+                told = [text_of(completion.message) for completion in models.recorded]
+                assert told, "the agent called its model, and its harness recorded nothing"
+                assert told[-1] == text_of(played.turns[0].messages[-1]), "what was recorded is not what the agent said"
 
     def _claims(self) -> Collection[Interaction]:
         return sorted(self.harness().capabilities.interactions)
@@ -313,24 +363,24 @@ class HarnessConformance:
 
     def _play_descriptor(self, descriptor: SessionReady, models: ScriptedModels, turns: int) -> Played:
         async def play() -> Played:
-            session = await self.harness().open(descriptor, models)
-            taken: list[Turn] = []
-            observation: Sequence[ChatMessage] = descriptor.messages
-            while len(taken) < turns and not (taken and _over(descriptor.interaction, taken[-1])):
-                taken.append(await session.activate(observation))
-                observation = _observation(taken[-1])
-            return Played(taken, await session.close())
+            async with self.opened(descriptor, models) as session:
+                taken: list[Turn] = []
+                observation: Sequence[ChatMessage] = descriptor.messages
+                while len(taken) < turns and not (taken and _over(descriptor.interaction, taken[-1])):
+                    taken.append(await session.activate(observation))
+                    observation = _observation(taken[-1])
+                return Played(taken, await session.close())
 
         return asyncio.run(play())
 
     async def _interrupted(self, interaction: Interaction, models: ScriptedModels) -> tuple[Exception | None, Submission]:
-        session = await self.harness().open(self.descriptor(interaction), models)
-        failed: Exception | None = None
-        try:
-            await session.activate(self.descriptor(interaction).messages)
-        except Exception as error:
-            failed = error
-        return failed, await session.close()
+        async with self.opened(self.descriptor(interaction), models) as session:
+            failed: Exception | None = None
+            try:
+                await session.activate(self.descriptor(interaction).messages)
+            except Exception as error:
+                failed = error
+            return failed, await session.close()
 
 
 def _echo(asked: Asked) -> ChatMessage:
@@ -340,7 +390,7 @@ def _echo(asked: Asked) -> ChatMessage:
 
 
 def _over(interaction: Interaction, turn: Turn) -> bool:
-    return interaction == "single_turn" or turn.stop_reason is not None
+    return interaction in ("single_turn", "agent_in_env") or turn.stop_reason is not None
 
 
 def _observation(turn: Turn) -> list[ChatMessage]:

@@ -1,1 +1,4 @@
-"""sessions.ready ─▶ harness plays ─▶ agent.steps, episodes.completed. Knows no environment and opens no ticket."""
+"""sessions.ready ─▶ harness plays ─▶ agent.steps, env.actions, episodes.completed; env.observations come back on the side.
+
+Knows no environment and opens neither tickets nor receipts.
+"""

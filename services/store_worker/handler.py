@@ -1,31 +1,30 @@
 """Follows the log into the store, and publishes the store now and then.
 
-Everything that touches DuckDB runs in one thread of its own: the event loop stays free to fetch, and the store has one caller.
+The log is read in a process of its own, which plans the next batch while this one writes the last. Everything that touches
+DuckDB runs in one thread, so that the store has one caller, and the event loop stays free to answer.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from aiokafka.errors import KafkaError
-
 from rollstream.errors import BrokerUnavailable
 from rollstream.eventlog.connection import UNCONNECTED
-from rollstream.eventlog.reading import Record
 from rollstream.settings import Settings
-from rollstream.store.feed import MAX_BATCH_BYTES, Feed, size_of
-from rollstream.store.projection import Position, Store
+from rollstream.store import fresh
+from rollstream.store.batch import Batch
+from rollstream.store.database import StoreFiles, StoreLost
+from rollstream.store.planned import LogInterrupted, Request, open_planned
+from rollstream.store.projection import Store
 from rollstream.store.snapshot import Schedule
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-GATHER_S = 1.0
-"""How long records of a quiet log are gathered into one transaction. A backlog fills batches faster than that."""
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 
@@ -43,12 +42,12 @@ class Projector:
         self.behind = 0
         self._settings = settings
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._writing: asyncio.Future[int] | None = None
         self._schedule = Schedule(settings.store.publish_interval_s)
         self._store: Store | None = None
-        self._feed: Feed | None = None
+        self._is_lost = False
+        self._server: fresh.FreshServer | None = None
         self._backoff_s = FIRST_BACKOFF_S
-        self._fetched: list[Record] = []
-        self._ends: Mapping[Position, int] = {}
 
     async def start(self) -> None:
         """Become the store's writer.
@@ -57,9 +56,10 @@ class Projector:
             UsageError: another process is, or a newer rollstream made the store.
         """
         self._store = await self._in_writer(lambda: Store.open(self._settings.data_dir, self._settings.store))
+        self._answer(self._store)
 
     async def run(self) -> None:
-        """Follow the log until cancelled, through any outage of the broker.
+        """Follow the log until cancelled, through any outage of the broker, and of the disk.
 
         Raises:
             UsageError: the store is of another log.
@@ -69,54 +69,79 @@ class Projector:
         while True:
             try:
                 await self._follow(store)
-            except (KafkaError, BrokerUnavailable) as error:
+            except (LogInterrupted, BrokerUnavailable) as error:
                 log.warning("store_worker: %s; trying again in %.1f s", error, self._backoff_s)
-            await self._drop_feed()
+            except StoreLost as error:
+                self._is_lost = True
+                log.error("store_worker: %s; trying again in %.1f s, nothing is lost from the log", error, self._backoff_s)
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     async def close(self) -> None:
-        """Store what is fetched, publish it, and let go of the store."""
-        await self._drop_feed()
+        """Publish what is stored, and let go of the store; what was only fetched is in the log."""
         store, self._store = self._store, None
         if store is not None:
-            await self._store_fetched(store)
-            if self._schedule.changed:
-                await self._publish(store)
-            await self._in_writer(store.close)
+            try:
+                await self._written()
+                if self._schedule.changed and not self._is_lost:
+                    await self._publish(store)
+            except StoreLost as error:
+                log.error("store_worker: %s; what is missing is read again at the next start", error)
+            finally:
+                await self._stop_answering()
+                await self._in_writer(store.close)
         self._writer.shutdown()
 
     async def _follow(self, store: Store) -> None:
+        if self._is_lost:
+            await self._reopen(store)
+        await self._written()
         await self._publish_if_due(store)
-        await self._store_fetched(store)
-        bootstrap = self._settings.bootstrap_servers or UNCONNECTED
-        feed = self._feed = await Feed.open(bootstrap, self._settings.kafka, store.offsets())
-        while True:
-            await self._gather(feed)
-            self._backoff_s = FIRST_BACKOFF_S
-            await self._store_fetched(store)
-            self.behind = feed.behind()
-            await self._publish_if_due(store)
+        request = Request(
+            self._settings.bootstrap_servers or UNCONNECTED,
+            self._settings.kafka,
+            store.offsets(),
+            most_records=self._settings.store.batch_max_records,
+        )
+        async with open_planned(request) as log_ahead:
+            while True:
+                planned = await log_ahead.next()
+                self._backoff_s = FIRST_BACKOFF_S
+                self.behind = planned.behind + planned.batch.records
+                await self._write(store, planned.batch)
+                self.behind = planned.behind
+                await self._publish_if_due(store)
 
-    async def _gather(self, feed: Feed) -> None:
-        """Fetch until a batch is full, or its time is over: large transactions under backlog, few of them when idle."""
-        deadline = time.monotonic() + GATHER_S
-        room = self._settings.store.batch_max_records
-        size = 0
-        while room > 0 and size < MAX_BATCH_BYTES and (left := deadline - time.monotonic()) > 0:
-            records = await feed.fetch(left, room)
-            self._fetched += records
-            room -= len(records)
-            size += size_of(records)
-        self._ends = feed.ends()
-        self.behind = feed.behind() + len(self._fetched)
+    async def _reopen(self, store: Store) -> None:
+        await self._stop_answering()
+        self._writing = None
+        await self._in_writer(store.reopen)
+        self._is_lost = False
+        self._schedule.changed = True
+        self._answer(store)
 
-    async def _store_fetched(self, store: Store) -> None:
-        # Kept until it is stored: a cancelled call may or may not have stored it, and storing it again changes nothing.
-        if await self._in_writer(lambda: store.apply(self._fetched, self._ends)):
-            self.last_apply = datetime.now(UTC)
-            self._schedule.changed = True
-        self._fetched = []
+    def _answer(self, store: Store) -> None:
+        self._server = fresh.serve(store.public, StoreFiles(self._settings.data_dir).folder)
+
+    async def _stop_answering(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await asyncio.to_thread(fresh.close, server, StoreFiles(self._settings.data_dir).folder)
+
+    async def _write(self, store: Store, batch: Batch) -> None:
+        if batch.records:
+            self._writing = asyncio.ensure_future(self._in_writer(lambda: store.commit(batch)))
+            await self._written()
+
+    async def _written(self) -> None:
+        """Wait until the batch that is being written is stored."""
+        if self._writing is None:
+            return
+        # Cancelled or not, the writer finishes it.
+        await asyncio.shield(self._writing)
+        self._writing = None
+        self.last_apply = datetime.now(UTC)
+        self._schedule.changed = True
 
     async def _publish_if_due(self, store: Store) -> None:
         if self._schedule.due(time.monotonic()):
@@ -128,11 +153,6 @@ class Projector:
         started = time.monotonic()
         await self._in_writer(store.publish)
         self._schedule.published(started, time.monotonic())
-
-    async def _drop_feed(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            await feed.close()
 
     async def _in_writer(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call)

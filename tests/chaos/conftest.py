@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollstream.broker import EmbeddedBroker
+from rollstream.eventlog import lanes as lanes_module, ownership
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,10 @@ def mortal_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 def _quiet_client(caplog: pytest.LogCaptureFixture) -> None:
     """aiokafka reports every attempt to reach a broker that is dead; that would bury the diary of a failed test."""
     caplog.set_level("CRITICAL", logger="aiokafka")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that are seconds on a real broker."""
+    monkeypatch.setattr(lanes_module, "LANE_WAIT_S", 0.01)
+    monkeypatch.setattr(ownership, "READ_SAVED_S", 0.05)

@@ -30,6 +30,10 @@ class Diary:
     def write(self, text: str) -> None:
         self.entries.append((time.time(), text))
 
+    def count(self, word: str) -> int:
+        """How often something was done."""
+        return sum(text.startswith(word) for _, text in self.entries)
+
     def __str__(self) -> str:
         return "\n".join(f"{at - self.began:7.2f} s  {text}" for at, text in self.entries)
 
@@ -87,6 +91,12 @@ class Fleet:
                         self.ended_by_themselves += 1
                         self.diary.write(f"{name} ended by itself with {process.returncode}: {self.last_words(name)}")
                     self.start(name)
+
+    async def whole(self) -> None:
+        """Wait until every process runs: one that was killed a moment ago is still to be started again."""
+        assert self._keeper is not None, "keep() first"
+        while any(process.poll() is not None for process in self._running.values()):
+            await asyncio.sleep(0.05)
 
     def last_words(self, name: str) -> str:
         lines = (self.log_dir / f"{name}.log").read_text(errors="replace").splitlines()
@@ -151,9 +161,15 @@ async def kill_broker(broker: EmbeddedBroker, diary: Diary, down_s: float = 1.0)
     diary.write("the broker is in service again")
 
 
-async def start_model(fleet: Fleet, name: str, journal: Path, *, max_latency_s: float, flaky: float) -> str:
+async def start_model(
+    fleet: Fleet, name: str, journal: Path, *, max_latency_s: float, flaky: float, tool_steps: int = 0
+) -> str:
     """A scripted model server as a process of its own; returns its base URL. Stop it with its fleet."""
-    options: Sequence[str] = ("--max-latency-s", str(max_latency_s), "--flaky", str(flaky))
+    options: Sequence[str] = (
+        *("--max-latency-s", str(max_latency_s)),
+        *("--flaky", str(flaky)),
+        *("--tool-steps", str(tool_steps)),
+    )
     fleet.start(name, "tests.chaos.model", "--journal", str(journal), *options)
     url: str = json.loads(await fleet.line(name, "base_url"))["base_url"]
     return url

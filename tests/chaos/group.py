@@ -220,3 +220,21 @@ async def rebalance(group: Group, shares: Mapping[Member, Collection[TopicPartit
 
 def record(one: TopicPartition, offset: int, key: bytes | None = None) -> "ConsumerRecord[Any, Any]":
     return ConsumerRecord(one.topic, one.partition, offset, 0, 0, key, b"", None, 0, 0, [])
+
+
+def group_of(*counts: int) -> Group:
+    return Group({partition(number): list(range(count)) for number, count in enumerate(counts)})
+
+
+async def drain(member: Member) -> None:
+    """Deliver and finish everything of the member's partitions, and commit."""
+    async with asyncio.timeout(20):
+        while True:
+            was_busy = member.lanes.busy > 0
+            delivered = [await member.deliver(one) for one in sorted(member.consumer.assignment())]
+            for place in sorted(member.running):
+                await member.finish(*place)
+            await settle_loop()
+            if not any(delivered) and not was_busy:
+                break
+    await member.lanes.commit_now()

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -31,6 +32,17 @@ from topics.catalogue import (
     VERDICTS,
     Topic,
 )
+
+
+class Stall(NamedTuple):
+    """A time in which no attempt ended; seconds, the last two since the beginning."""
+
+    seconds: float
+    since: float
+    until: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s, between {self.since:.1f} and {self.until:.1f} s"
 
 
 @dataclass
@@ -87,13 +99,19 @@ class Ledger:
         counts = Counter(_header(record, "ce_id") for record in self.records[topic.name])
         return sum(counts.values()) - len(counts)
 
-    def longest_stall(self, began: float, broker_down: Sequence[tuple[float, float]]) -> float:
-        """Longest time in which no attempt ended although there was work, without the time the broker was away."""
-        moments = [began, *sorted(self.ended.values())]
-        return max(
-            (later - earlier - overlap(earlier, later, broker_down) for earlier, later in itertools.pairwise(moments)),
-            default=0.0,
+    def longest_stall(self, began: float, broker_down: Sequence[tuple[float, float]], stragglers: int = 0) -> "Stall":
+        """Longest time in which no attempt ended although there was work, without the time the broker was away.
+
+        Args:
+            stragglers: so many attempts, the last to end, do not count: where deaths go on for ever, each of a few may be hit
+                by one after the other, while nobody else has any work.
+        """
+        moments = [began, *sorted(self.ended.values())[: len(self.ended) - stragglers]]
+        stalls = (
+            Stall(later - earlier - overlap(earlier, later, broker_down), earlier - began, later - began)
+            for earlier, later in itertools.pairwise(moments)
         )
+        return max(stalls, default=Stall(0.0, 0.0, 0.0))
 
     def curve(self, began: float, bucket_s: float = 3.0) -> list[float]:
         """Attempts that ended in a second, bucket by bucket."""
@@ -111,6 +129,7 @@ def terminal_of(record: Record) -> Terminal:
         event_id=headers["ce_id"],
         session=headers["session_id"],
         round=int(headers["round"]),
+        try_=int(headers["try"]),
         revision=int(headers["revision"]),
         status=headers["status"],
         partition=record.partition,

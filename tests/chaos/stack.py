@@ -49,7 +49,14 @@ class Installation:
 
 @asynccontextmanager
 async def installed(
-    broker: EmbeddedBroker, root: Path, *, lanes: int, max_latency_s: float, flaky: float, commit_interval_s: float = 0.1
+    broker: EmbeddedBroker,
+    root: Path,
+    *,
+    lanes: int,
+    max_latency_s: float,
+    flaky: float,
+    commit_interval_s: float = 0.1,
+    tool_steps: int = 0,
 ) -> AsyncIterator[Installation]:
     """Topics and a model server; workers are the test's own to start."""
     running = broker.status()
@@ -67,7 +74,7 @@ async def installed(
     diary = Diary()
     helpers = Fleet(os.environ, root / "logs", diary)
     journal = root / "model-calls.txt"
-    base_url = await start_model(helpers, "model-1", journal, max_latency_s=max_latency_s, flaky=flaky)
+    base_url = await start_model(helpers, "model-1", journal, max_latency_s=max_latency_s, flaky=flaky, tool_steps=tool_steps)
     environment = {
         **os.environ,
         "ROLLSTREAM_DATA_DIR": str(settings.data_dir),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -41,8 +42,8 @@ WORKERS = [
 EPISODES = 2_000 if FULL else 300
 LANES = 8 if FULL else 4
 SCHEDULE = Schedule(
-    freezes=frozenset({3, 12}) if FULL else frozenset({2}),
-    broker_kills=frozenset({7, 15}) if FULL else frozenset({4, 7}),
+    freezes=frozenset({3, 8}) if FULL else frozenset({2}),
+    broker_kills=frozenset({5, 10}) if FULL else frozenset({3, 5}),
 )
 DEADLINE_S = 900.0 if FULL else 240.0
 FREEZE_S = SESSION_TIMEOUT_S + 3
@@ -78,13 +79,14 @@ async def test_whatever_dies_every_attempt_ends_once(mortal_broker: EmbeddedBrok
                 raise error
         await settled(here.settings, commits)
         stored = await stored_rollouts(here.settings, len(records))
+        await here.workers.whole()
         codes = await here.workers.stop()
         ledger = await Ledger.read(here.settings)
     print(f"\nseed {SEED}\n{here.diary}")
     audit = ledger.audit
     again = ledger.agents_again(here.journal)
     verified_again = ledger.verifications_again()
-    stall_s = ledger.longest_stall(began, here.diary.broker_down)
+    stall = ledger.longest_stall(began, here.diary.broker_down, stragglers=LANES)
     show(
         f"chaos: {EPISODES} episodes, {took_s:.0f} s, seed {SEED}",
         {
@@ -93,6 +95,7 @@ async def test_whatever_dies_every_attempt_ends_once(mortal_broker: EmbeddedBrok
             **{f"    {status}": number for status, number in sorted(audit.counting.items())},
             "lost": len(audit.missing),
             "double": len(audit.double),
+            "ended in several tries (the first counts)": len(audit.overtaken),
             "strays": len(audit.strays),
             "terminal records repeated (same event, harmless)": audit.repeated,
             "completed episodes played again": again,
@@ -100,8 +103,10 @@ async def test_whatever_dies_every_attempt_ends_once(mortal_broker: EmbeddedBrok
             "share of finished work run again": f"{share_again(again + verified_again, ledger):.2%}",
             "sessions seeded again (acked unrun)": ledger.repeated(SESSIONS_READY),
             "retries scheduled": len(ledger.records["rollouts.retries"]),
-            "longest stall, s": stall_s,
+            "longest stall": str(stall),
             "broker kills": len(here.diary.broker_down),
+            "workers frozen for longer than their session": here.diary.count("SIGSTOP"),
+            "workers killed": here.diary.count("SIGKILL") - len(here.diary.broker_down),
             "workers that ended by themselves": here.workers.ended_by_themselves,
             "longest commit metadata, characters": f"{commits.longest_metadata} of {METADATA_LIMIT}",
             "looks at the commits": commits.looks,
@@ -111,17 +116,20 @@ async def test_whatever_dies_every_attempt_ends_once(mortal_broker: EmbeddedBrok
         },
     )
     assert ended == len(records), f"{len(records) - ended} attempts never ended"
+    assert len(here.diary.broker_down) >= len(SCHEDULE.broker_kills), "the work was over before all harm was done"
+    assert here.diary.count("SIGSTOP") >= len(SCHEDULE.freezes), "the work was over before all harm was done"
     assert audit.missing == []
     assert audit.double == {}
     assert audit.strays == []
     assert audit.attempts == sum(audit.counting.values()) == len(records)
     assert audit.counting["errored"] == EPISODES // 50
     assert share_again(again + verified_again, ledger) <= 0.01
-    assert stall_s <= SESSION_TIMEOUT_S + 5
+    assert stall.seconds <= SESSION_TIMEOUT_S + 5
     assert commits.longest_metadata <= METADATA_LIMIT
     assert sum(commits.unfinished.values()) == 0
     assert stored == len(records)
-    assert set(codes.values()) == {0}
+    # One that was started again a moment ago may be told to stop before it listens.
+    assert set(codes.values()) <= {0, -signal.SIGTERM}
 
 
 def share_again(again: int, ledger: Ledger) -> float:

@@ -3,19 +3,22 @@
 import json
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollstream.environments.counter import CounterEnvironment
 from rollstream.environments.graders import GraderPool
 from rollstream.environments.intake import read_task
 from rollstream.environments.math import MathEnvironment, MathTask
 from rollstream.environments.multiple_choice import MultipleChoiceEnvironment, MultipleChoiceTask
-from rollstream.environments.protocol import Environment, Episode, Seeded, Services, Verdict
+from rollstream.environments.protocol import Environment, Episode, ScoredVerdict, Seeded, Services, Verdict
 from rollstream.environments.registry import ENVIRONMENTS, admit, load
+from rollstream.environments.tools import tool
+from rollstream.environments.weather_tools import WeatherToolsEnvironment
 from rollstream.settings import Defaults
 from rollstream.testing.environments import EnvironmentConformance
 from schemas.session import Submission
@@ -78,6 +81,24 @@ class TestMultipleChoice(EnvironmentConformance):
 
 
 @needs_shared_data
+class TestCounterOnNemoGymRows(EnvironmentConformance):
+    def environment(self) -> Environment[Any]:
+        return CounterEnvironment()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        return shared_rows("nemo_gym_rows/example_session_state_mgmt.jsonl", "counter")
+
+
+@needs_shared_data
+class TestWeatherToolsOnNemoGymRows(EnvironmentConformance):
+    def environment(self) -> Environment[Any]:
+        return WeatherToolsEnvironment()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        return shared_rows("nemo_gym_rows/example_single_tool_call.jsonl", "weather_tools")
+
+
+@needs_shared_data
 class TestMathOnNemoGymRows(EnvironmentConformance):
     def environment(self) -> Environment[Any]:
         return MathEnvironment()
@@ -111,7 +132,9 @@ async def test_every_reference_of_gsm8k_scores_full_reward_without_a_grader() ->
 
 
 def test_every_shipped_environment_is_tested_here() -> None:
-    assert {MathEnvironment.name: MathEnvironment, MultipleChoiceEnvironment.name: MultipleChoiceEnvironment} == ENVIRONMENTS
+    single_turn = {name for name in ENVIRONMENTS if not hasattr(load(name), "step")}
+    # All others are in test_stepped_environments.py, which says so, and those that need a box in tests/sandboxes.
+    assert single_turn == {MathEnvironment.name, MultipleChoiceEnvironment.name, "code_repair", "swe_bench"}
 
 
 class LeaksItsLetter(MultipleChoiceEnvironment):
@@ -140,6 +163,11 @@ class ChokesOnSurrogates(MultipleChoiceEnvironment):
         return Verdict(reward=0.0, diagnostics={"read": episode.submission.text[-100:]})
 
 
+class AssumesItsDiagnostics(MultipleChoiceEnvironment):
+    def aggregate_metrics(self, verdicts: Iterable[ScoredVerdict]) -> Mapping[str, float]:
+        return {"a": max((1.0 for verdict in verdicts if "choice" in verdict.diagnostics), default=float("nan"))}
+
+
 class CountsItsSeeds(MultipleChoiceEnvironment):
     seeds = 0
 
@@ -156,6 +184,7 @@ class CountsItsSeeds(MultipleChoiceEnvironment):
         (RewardsSilence, "test_an_empty_submission_is_scored_and_fails"),
         (RewardsNotANumber, "test_an_empty_submission_is_scored_and_fails"),
         (ChokesOnSurrogates, "test_hostile_submissions_are_scored_in_bounded_time"),
+        (AssumesItsDiagnostics, "test_metrics_of_its_own_are_finite_numbers"),
         (CountsItsSeeds, "test_seeding_is_deterministic_and_changes_nothing"),
     ],
 )
@@ -168,21 +197,72 @@ def test_the_suite_fails_an_environment_that_breaks_a_promise(broken: type[Multi
         getattr(Suite(), test)()
 
 
-def documented_example() -> types.ModuleType:
-    """The environment that docs/environments.md shows how to write, as a module."""
+class ChangesItsWorld(CounterEnvironment):
+    async def step(self, world: Any, action: Any, services: Any) -> Any:
+        world.count += 1
+        return await super().step(world, action, services)
+
+
+class RollsDice(CounterEnvironment):
+    rolled = 0
+
+    @tool
+    async def increment_counter(self, world: Any, count: int) -> str:
+        RollsDice.rolled += 1
+        world.count += count + RollsDice.rolled
+        return "done"
+
+
+class ChokesOnArguments(CounterEnvironment):
+    async def step(self, world: Any, action: Any, services: Any) -> Any:
+        action.arguments["count"] + 1
+        return await super().step(world, action, services)
+
+
+@pytest.mark.parametrize(
+    ("broken", "finding"),
+    [
+        (ChangesItsWorld, "the_actions_of_the_reference_are_seen_and_leave_the_world_they_were_given_alone"),
+        (RollsDice, "the_actions_of_the_reference_are_seen_and_leave_the_world_they_were_given_alone"),
+        (ChokesOnArguments, "hostile_actions_are_answered"),
+    ],
+)
+def test_the_suite_fails_a_world_that_breaks_a_promise(broken: type[CounterEnvironment], finding: str) -> None:
+    class Suite(EnvironmentConformance):
+        def environment(self) -> Environment[Any]:
+            return broken()
+
+        def rows(self) -> Sequence[Mapping[str, object]]:
+            return [{"messages": [{"role": "user", "content": "add 4"}], "initial_count": 3, "expected_count": 7}]
+
+    with pytest.raises((AssertionError, KeyError)):
+        getattr(Suite(), f"test_{finding}")()
+
+
+def documented_example(suite: str) -> str:
+    """The source of an environment that docs/environments.md shows how to write, with its suite."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/environments.md").read_text(), re.DOTALL)
-    (source,) = [block for block in blocks if "class TestAnagram" in block]
-    module = types.ModuleType("anagram_example")
+    (source,) = [block for block in blocks if f"class {suite}" in block]
+    return str(source)
+
+
+@pytest.mark.parametrize("name", ["TestAnagram", "TestPurse"])
+def test_a_documented_example_passes_its_suite_as_it_stands(name: str) -> None:
+    source = documented_example(name)
+    module = types.ModuleType(f"{name.lower()}_example")
     exec(compile(source, "docs/environments.md", "exec"), module.__dict__)
-    return module
-
-
-def test_the_documented_example_passes_the_suite_as_it_stands() -> None:
-    suite = documented_example().TestAnagram()
+    suite = getattr(module, name)()
     tests = [name for name in dir(suite) if name.startswith("test_")]
     for name in tests:
         getattr(suite, name)()
     assert len(tests) > 10
+
+
+@pytest.mark.parametrize("name", ["TestAnagram", "TestPurse"])
+def test_a_documented_example_is_forty_lines(name: str) -> None:
+    written, _, _ = documented_example(name).partition(f"class {name}")
+    begins = written.index("class ")
+    assert len([line for line in written[begins:].splitlines() if line.strip()]) <= 40
 
 
 def test_the_rows_in_the_documentation_are_admitted() -> None:

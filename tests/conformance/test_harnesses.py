@@ -13,11 +13,14 @@ from rollstream.harnesses import KNOWN_HARNESSES
 from rollstream.models.protocol import ContextOverflow
 from rollstream.testing.harnesses import TOOL, HarnessConformance, ScriptedModels
 from schemas.session import Interaction, SessionReady, Submission
-from schemas.values import ChatMessage
+from schemas.values import ChatMessage, Composition, JsonObject, text_of
 from services.agent_worker.harnesses import registry
-from services.agent_worker.harnesses.chat import ChatHarness, ChatSession, text_of
+from services.agent_worker.harnesses.bash_agent import BashAgentHarness
+from services.agent_worker.harnesses.chat import ChatHarness, ChatSession
+from services.agent_worker.harnesses.noop import NoopHarness
 from services.agent_worker.harnesses.oracle import OracleHarness
-from services.agent_worker.harnesses.protocol import AgentSession, Capabilities, Harness, Models, Turn
+from services.agent_worker.harnesses.protocol import AgentBox, AgentSession, Capabilities, Harness, Models, Turn
+from services.agent_worker.harnesses.tools import ToolsHarness
 
 
 class TestChat(HarnessConformance):
@@ -30,6 +33,28 @@ class TestOracle(HarnessConformance):
 
     def harness(self) -> Harness:
         return OracleHarness()
+
+
+class TestNoop(HarnessConformance):
+    def harness(self) -> Harness:
+        return NoopHarness()
+
+
+class TestTools(HarnessConformance):
+    def harness(self) -> Harness:
+        return ToolsHarness()
+
+
+BASH: JsonObject = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
+
+
+class TestBashAgent(HarnessConformance):
+    def harness(self) -> Harness:
+        return BashAgentHarness()
+
+    def descriptor(self, interaction: Interaction, text: str = "What is 1 + 1?") -> SessionReady:
+        plain = super().descriptor(interaction, text)
+        return plain.model_copy(update={"tools": [*plain.tools, BASH]})
 
 
 def of_the_document() -> Harness:
@@ -57,7 +82,24 @@ class TestTalkative(HarnessConformance):
         return talkative
 
 
-SUITES: dict[str, HarnessConformance] = {"chat": TestChat(), "oracle": TestOracle()}
+class InBox(HarnessConformance):
+    """A harness that works in a box; it is played where boxes are tested."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def harness(self) -> Harness:
+        return registry.load(self._name)
+
+
+SUITES: dict[str, HarnessConformance] = {
+    "bash_agent": TestBashAgent(),
+    **{name: InBox(name) for name in ("claude_code", "codex", "command")},
+    "chat": TestChat(),
+    "noop": TestNoop(),
+    "oracle": TestOracle(),
+    "tools": TestTools(),
+}
 EVERY_HARNESS = pytest.mark.parametrize("name", sorted(registry.HARNESSES))
 
 
@@ -69,10 +111,13 @@ def test_what_the_command_line_knows_of_harnesses_is_what_they_claim() -> None:
     claims = {name: registry.load(name).capabilities.interactions for name in registry.HARNESSES}
     assert {name: known.interactions for name, known in KNOWN_HARNESSES.items()} == claims
     assert {name for name, known in KNOWN_HARNESSES.items() if known.needs_reference} == {"oracle"}
+    boxed = {name for name in registry.HARNESSES if registry.load(name).capabilities.needs_sandbox}
+    assert {name for name, known in KNOWN_HARNESSES.items() if known.needs_sandbox} == boxed
 
 
 def test_an_unknown_harness_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(Refused, match=r"unknown harness 'swarm': known are chat, oracle"):
+    known = "bash_agent, chat, claude_code, codex, command, noop, oracle, tools"
+    with pytest.raises(Refused, match=f"expected one of the harnesses {known}, found 'swarm'"):
         registry.load("swarm")
 
 
@@ -80,7 +125,8 @@ def test_an_unknown_harness_is_refused_with_the_names_there_are() -> None:
 @pytest.mark.parametrize("interaction", get_args(Interaction))
 def test_an_interaction_that_a_harness_does_not_claim_is_refused(name: str, interaction: Interaction) -> None:
     harness = registry.load(name)
-    descriptor = SUITES[name].descriptor(interaction).model_copy(update={"tools": []})
+    changes = {"tools": [], "composition": Composition(harness=name, sandbox="bubblewrap")}
+    descriptor = SUITES[name].descriptor(interaction).model_copy(update=changes)
     if interaction in harness.capabilities.interactions:
         registry.check(harness, descriptor)
         return
@@ -90,8 +136,9 @@ def test_an_interaction_that_a_harness_does_not_claim_is_refused(name: str, inte
 
 @EVERY_HARNESS
 def test_a_sandbox_is_refused_by_a_harness_that_works_without_one(name: str) -> None:
-    descriptor = SUITES[name].descriptor("single_turn").model_copy(update={"placement": "agent_in_env"})
-    with pytest.raises(Refused, match="asks for placement agent_in_env"):
+    played = min(registry.load(name).capabilities.interactions)
+    descriptor = SUITES[name].descriptor(played).model_copy(update={"placement": "agent_in_env", "tools": []})
+    with pytest.raises(Refused, match="in placement agent_in_env takes a sandbox, and the run names no backend"):
         registry.check(registry.load(name), descriptor)
 
 
@@ -105,7 +152,7 @@ def test_the_oracle_without_a_reference_is_refused_and_with_one_asks_nobody() ->
     models = ScriptedModels(lambda _: AssertionError("asked"))
     bare = TestOracle().descriptor("single_turn").model_copy(update={"reference": None})
     with pytest.raises(Refused, match="expected a reference solution"):
-        asyncio.run(OracleHarness().open(bare, models))
+        asyncio.run(OracleHarness().open(bare, models, None))
     played = TestOracle()._play("single_turn", models)
     assert played.submission == Submission(text="2")
     assert models.asked == []
@@ -120,7 +167,7 @@ class Wrong(ChatHarness):
     name: ClassVar[str] = "wrong"
     session: ClassVar[Callable[[Models], AgentSession]] = ChatSession
 
-    async def open(self, descriptor: SessionReady, models: Models) -> Any:
+    async def open(self, descriptor: SessionReady, models: Models, box: AgentBox | None) -> Any:
         return type(self).session(models)
 
 

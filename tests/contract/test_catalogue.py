@@ -30,9 +30,9 @@ def test_every_event_has_exactly_one_topic_and_every_topic_an_event_of_its_own()
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_topics_of_a_session_have_the_same_count_and_so_the_same_partition(count: int) -> None:
     of_sessions = [topic for topic in CATALOGUE if topic.key == "session_id"]
-    assert {event for event in BY_EVENT if issubclass(event, SessionEvent)} - {topic.event for topic in of_sessions} == {
-        RetryScheduled
-    }
+    assert {event for event in BY_EVENT if issubclass(event, SessionEvent)} - {
+        event for topic in of_sessions for event in topic.events
+    } == {RetryScheduled}
     assert {topic.partitioning for topic in of_sessions} == {"session"}
     assert {topic.partitions(count) for topic in CATALOGUE if topic.partitioning != "single"} == {count}
     assert {topic.partitions(count) for topic in CATALOGUE if topic.partitioning == "single"} == {1}
@@ -46,6 +46,11 @@ def test_nothing_is_ever_compacted_or_deleted_by_default(topic: Topic) -> None:
 
 
 @TOPICS
+def test_the_time_of_a_record_is_the_brokers(topic: Topic) -> None:
+    assert topic.config(1_000_000)["message.timestamp.type"] == "LogAppendTime"
+
+
+@TOPICS
 def test_a_topic_is_written_and_read_by_somebody_we_know_and_kept_by_the_store(topic: Topic) -> None:
     assert topic.written_by
     assert {*topic.written_by, *topic.read_by} <= ROLES
@@ -55,7 +60,7 @@ def test_a_topic_is_written_and_read_by_somebody_we_know_and_kept_by_the_store(t
 
 @TOPICS
 def test_a_key_that_is_an_id_is_also_a_header(topic: Topic) -> None:
-    assert topic.key in SESSION_HEADERS or topic.name == "dead.letters"
+    assert topic.key in {*SESSION_HEADERS, "sandbox_id"} or topic.name == "dead.letters"
 
 
 # The page.

@@ -10,6 +10,7 @@ import yaml
 
 from rollstream.broker.config import FIXED_PROPERTIES
 from rollstream.broker.jars import kafka_version, pom_path
+from rollstream.health import ANSWER_S
 from rollstream.settings import KafkaSettings
 from services.__main__ import WORKERS
 
@@ -109,6 +110,13 @@ def test_workers_start_after_a_healthy_broker_and_successful_provisioning(
     assert conditions == {"kafka": "service_healthy", "provision": "service_completed_successfully"}
     assert services["provision"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
     assert "healthcheck" in services["kafka"]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_container_is_as_healthy_as_its_worker_says(services: dict[str, Any], worker: str) -> None:
+    check = services[worker]["healthcheck"]
+    assert check["test"] == ["CMD", "python", "-m", "services.health"]
+    assert int(check["timeout"].removesuffix("s")) > ANSWER_S
 
 
 def test_workers_are_given_time_to_drain_and_clean_up(worker: Service) -> None:

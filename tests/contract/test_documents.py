@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 import rollstream
 from rollstream.cli.main import COMMANDS, Entry, LazyCommand
@@ -30,21 +31,23 @@ def rows(text: str, first_column: str) -> list[list[str]]:
     ]
 
 
-def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+def settings_of(model: type[BaseModel], prefix: str = "", defaults: BaseModel | None = None) -> Iterator[tuple[str, str]]:
     """Every setting and its default, as the documents write them; a dictionary of sections stands for one called NAME."""
     for name, field in model.model_fields.items():
         types = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
         sections = [kind for kind in types if issubclass(kind, BaseModel)]
         if not sections:
-            yield prefix + name, written(field.default)
+            yield prefix + name, written(getattr(defaults, name, field.default))
         elif field.annotation is sections[0]:
-            yield from settings_of(sections[0], f"{prefix}{name}.")
+            yield from settings_of(sections[0], f"{prefix}{name}.", field.default)
         else:
             yield from settings_of(sections[0], f"{prefix}{name}.NAME.")
 
 
 def written(default: Any) -> str:
     match default:
+        case _ if default is PydanticUndefined:
+            return "required"
         case None:
             return "none"
         case "":
@@ -97,8 +100,8 @@ def test_every_test_that_the_architecture_names_exists() -> None:
 
 
 def test_every_make_target_that_is_named_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    named = {name for path in DOCUMENTS for name in re.findall(r"(?:`|^)make ([a-z]+)\b", path.read_text(), re.MULTILINE)}
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"(?:`|^)make ([a-z-]+)\b", path.read_text(), re.MULTILINE)}
 
     assert named <= targets
     assert {"demo", "test", "check", "bench", "clean", "help"} <= targets

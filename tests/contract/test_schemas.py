@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from schemas import identities
+from schemas.action import ActionRequested, ObservationReturned
 from schemas.envelope import SESSION_HEADERS, Event, RunEvent, SessionEvent, header_map, session_ids_from
 from schemas.episode import EpisodeCompleted
 from schemas.events import EVENTS, UndecodableEvent, decode
@@ -20,12 +21,13 @@ from schemas.failure import DeadLettered, DeadLetterSettled, ErrorInfo
 from schemas.retry import RetryScheduled
 from schemas.rollout import RolloutScored, StepReward
 from schemas.run import RunCancelled, RunPaused, RunResumed
+from schemas.sandbox import SandboxEvent, SandboxReleased
 from schemas.session import SessionReady
 from schemas.snapshots import FOLDER, path_of, render
 from schemas.step import AgentStepped
 from schemas.task import Redrive, TaskSubmitted
 from schemas.verdict import VerdictReached
-from tests.events import START, Attempt, at, run_published, task_submitted
+from tests.events import START, Attempt, at, run_published, sandbox_leased, task_submitted
 
 REGENERATE = "run `python -m schemas.snapshots`, and say in the commit why the contract changes"
 KINDS = pytest.mark.parametrize("kind", sorted(EVENTS))
@@ -54,14 +56,21 @@ EXAMPLES: dict[str, Event] = {
         RunResumed.create(run="run-1"),
         RunCancelled.create(run="run-1"),
         task_submitted(),
-        *Attempt(components={"format": 0.5}).events(),
+        *Attempt(components={"format": 0.5}).interaction(),
         Attempt().retry(),
+        sandbox_leased(),
+        SandboxReleased.create("box-1", how="closed", by="agent_worker@host:1", run="run-1", session=None, caused_at=START),
         dead_lettered(),
         DeadLetterSettled.create(dead_lettered(), "replayed"),
     )
 }
-OWN_HEADERS = {"RetryScheduled": ["stage", "next_round", "next_try"]}
-"""Of records of a session that say more than whose they are."""
+OWN_HEADERS = {
+    "SessionReady": ["harness"],
+    "ActionRequested": ["harness"],
+    "EpisodeCompleted": ["harness"],
+    "RetryScheduled": ["harness", "stage", "next_round", "next_try", "revision"],
+}
+"""Of records of a session that say more than whose they are: what they ask of the worker that reads them."""
 SESSION_KEYED = pytest.mark.parametrize("kind", [kind for kind, event in EVENTS.items() if issubclass(event, SessionEvent)])
 
 
@@ -92,7 +101,7 @@ def test_schemas_are_the_same_in_every_process(seed: str) -> None:
 
 def concrete(event: type[Event] = Event) -> Iterator[type[Event]]:
     for child in event.__subclasses__():
-        if child not in (RunEvent, SessionEvent):
+        if child not in (RunEvent, SandboxEvent, SessionEvent):
             yield child
         yield from concrete(child)
 
@@ -139,10 +148,10 @@ def property_names(schema: object) -> Iterator[str]:
             yield from property_names(value)
 
 
-@pytest.mark.parametrize("event", [AgentStepped, EpisodeCompleted])
-def test_what_the_agent_side_writes_has_no_field_for_reward(event: type[Event]) -> None:
+@pytest.mark.parametrize("event", [AgentStepped, ActionRequested, ObservationReturned, EpisodeCompleted])
+def test_what_the_agent_side_writes_or_reads_has_no_field_for_reward(event: type[Event]) -> None:
     names = set(property_names(event.model_json_schema(mode="serialization")))
-    assert "ticket" in names or event is AgentStepped
+    assert "ticket" in names or event in (AgentStepped, ObservationReturned)
     for word in ("reward", "success", "verdict", "score", "mask"):
         assert not [name for name in names if word in name.lower()], f"{event.__name__} can say {word}"
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rollstream.environments.protocol import Services
-from rollstream.environments.tickets import open_ticket
+from rollstream.blobs import BlobStore
+from rollstream.environments.tickets import Tickets
 from rollstream.eventlog.failures import Boundary, Settler, TaskFailure
 from rollstream.eventlog.reading import Record
 from rollstream.eventlog.retries import policy_of
@@ -75,6 +75,11 @@ class NoGraders:
         raise AssertionError("a grader was asked")
 
 
+def tickets(*keys: bytes) -> Tickets:
+    """Tickets short enough to need no blobs."""
+    return Tickets(Sealer(keys), BlobStore("memory://"), 1_000_000)
+
+
 def settings_for(case: str) -> Settings:
     environment = case.split(",")[0]
     return Settings(defaults=Defaults(environment=environment, agent_ref={"math_simple_agent": "math"}, run="r", attempts=2))
@@ -86,7 +91,7 @@ def record(row: object) -> Record:
 
 async def seeded(case: str, keys: tuple[bytes, ...] = (KEY,)) -> list[SessionReady]:
     published = Published()
-    await SeedHandler(settings_for(case), Sealer(keys), published, unheard()).seed(record(ROWS[case]))
+    await SeedHandler(settings_for(case), tickets(*keys), published, unheard()).seed(record(ROWS[case]))
     return [event for event in published.events if isinstance(event, SessionReady)]
 
 
@@ -100,7 +105,8 @@ async def played(descriptor: SessionReady) -> list[Event]:
 
 
 def verifier(published: Published, *keys: bytes) -> VerifyHandler:
-    return VerifyHandler(Limits(), Sealer(keys), Services(graders=NoGraders()), published, "verifier_worker@test:1")
+    models = ModelPool(Settings())
+    return VerifyHandler(Limits(), tickets(*keys), NoGraders(), models, published, "verifier_worker@test:1")
 
 
 def assert_clean(events: Iterable[Event]) -> None:
@@ -129,7 +135,49 @@ async def test_the_ticket_holds_the_whole_row_and_travels_unopened(case: str) ->
     episode = (await played(session))[-1]
     assert isinstance(episode, EpisodeCompleted)
     assert episode.ticket == session.ticket
-    assert CANARY in json.dumps(open_ticket(Sealer([KEY]), episode.ticket, episode.session))
+    assert CANARY in json.dumps(await tickets(KEY).open_task(episode.ticket, episode.session))
+
+
+PATCH = f"--- a/lib.py\n+++ b/lib.py\n@@ -1 +1 @@\n-x\n+{CANARY}\n"
+REPAIRS: dict[str, JsonObject] = {
+    "code_repair": {
+        "instruction": "Mend it.",
+        "archive": f"blob.{'0' * 64}.10240",
+        "base": "0" * 40,
+        "tests": {f"tests/test_{CANARY}.py": CANARY},
+        "patch": PATCH,
+        "fail_to_pass": [CANARY],
+        "pass_to_pass": [CANARY],
+        "test_command": f"pytest {CANARY}",
+        "protected": [CANARY],
+    },
+    "swe_bench": {
+        "instance_id": "us__shapes-1",
+        "repo": "us/shapes",
+        "base_commit": "0" * 40,
+        "problem_statement": "Mend it.",
+        "hints_text": CANARY,
+        "patch": PATCH,
+        "test_patch": PATCH,
+        "FAIL_TO_PASS": [CANARY],
+        "PASS_TO_PASS": [CANARY],
+        "eval_script": f"pytest {CANARY}",
+    },
+}
+
+
+@pytest.mark.parametrize("case", REPAIRS)
+async def test_a_box_is_described_without_what_grades(case: str) -> None:
+    published = Published()
+    settings = settings_for(case)
+    settings = settings.model_copy(update={"defaults": settings.defaults.model_copy(update={"harness": "noop"})})
+    await SeedHandler(settings, tickets(KEY), published, unheard()).seed(record(REPAIRS[case]))
+    sessions = [event for event in published.events if isinstance(event, SessionReady)]
+    assert [(one.placement, one.sandbox is None, one.workspace is None) for one in sessions] == [
+        ("agent_in_env", False, False)
+    ] * 2
+    assert_clean(published.events)
+    assert CANARY in json.dumps(await tickets(KEY).open_task(sessions[0].ticket, sessions[0].session))
 
 
 async def test_every_attempt_has_a_ticket_of_its_own() -> None:
@@ -147,12 +195,16 @@ async def test_every_attempt_has_a_ticket_of_its_own() -> None:
         ("multiple_choice", {"question": "Which?", "options": ["One", "Two"], "expected_answer": CANARY}),
         ("multiple_choice", {"question": "Which?", "options": CANARY, "expected_answer": CANARY}),
         ("multiple_choice", {"question": "Which?", "options": ["One", "Two"], "answer": CANARY_NUMBER}),
+        ("code_repair", {"instruction": "Mend it.", "image": "x:1", "tests": {f"../{CANARY}": CANARY}}),
+        ("code_repair", {"instruction": "Mend it.", "image": "x:1", "patch": CANARY}),
+        ("code_repair", {"instruction": "Mend it.", "repo": "here", "patch": CANARY, "tests": CANARY}),
+        ("code_repair", {"instruction": "Mend it.", "image": "x:1", "log_parser": CANARY, "fail_to_pass": CANARY}),
     ],
 )
 async def test_a_task_that_is_refused_shows_no_grading_data_in_what_is_said_of_it(case: str, row: JsonObject) -> None:
     published = Published()
     with pytest.raises(TaskFailure) as caught:
-        await SeedHandler(settings_for(case), Sealer([KEY]), published, unheard()).seed(record(row))
+        await SeedHandler(settings_for(case), tickets(KEY), published, unheard()).seed(record(row))
     assert_clean(
         event for event in ENV.settle(record(row), caught.value, (TaskSubmitted,), START) if isinstance(event, RolloutScored)
     )

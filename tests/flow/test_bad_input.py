@@ -151,7 +151,7 @@ async def test_a_changed_partition_count_stops_a_worker_with_one_sentence(settin
     name = f"{settings.kafka.topic_prefix}sessions.ready"
     try:
         await admin.create_partitions({name: NewPartitions(total_count=4)})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await admin.describe_topics([name]))[0]["partitions"][3:] == []:
                 await asyncio.sleep(0.1)
     finally:

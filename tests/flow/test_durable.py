@@ -15,6 +15,7 @@ from schemas.episode import EpisodeCompleted
 from schemas.retry import RetryScheduled
 from schemas.run import RunCancelled, RunPaused, RunResumed
 from schemas.session import SessionReady
+from tests.environments import load_anew
 from tests.flow.flows import pipeline, publish, read_events, terminal, with_model
 from tests.flow.test_spine import task
 
@@ -102,7 +103,7 @@ def crashing() -> Iterator[str]:
     CrashingGrader.crashes = 1
     yield "crashing"
     del registry.ENVIRONMENTS["crashing"]
-    registry.load.cache_clear()
+    load_anew()
 
 
 async def test_verification_is_repeated_without_running_the_agent_again(settings: Settings, crashing: str) -> None:
@@ -150,12 +151,14 @@ async def test_a_cancelled_run_stops_within_seconds_whatever_it_was_doing(settin
     async with ScriptedModelServer(script) as server:
         settings = impatient(settings, server.base_url)
         settings = settings.model_copy(update={"limits": settings.limits.model_copy(update={"max_concurrent_episodes": 4})})
+        # No lane frees itself before the test gives up.
+        settings = with_model(settings, server.base_url, timeout_s=600)
         async with pipeline(settings):
             await publish(settings, *(task(f"endless {n}", "4", run="endless") for n in range(40)))
             await server.wait_for_requests(4)
             await publish(settings, RunCancelled.create(run="endless"))
             await publish(settings, task("2 + 2", "4", run="other"))
-            scored = await terminal(settings, 1, deadline_s=15)
+            scored = await terminal(settings, 1)
         assert len(server.requests) <= 9
     assert scored[0].run == "other"
 

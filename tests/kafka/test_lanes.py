@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from faststream import FastStream
 from rollstream.eventlog.apps import Clients, Route, Wiring, worker_app
 from rollstream.eventlog.connection import connect_admin
 from rollstream.eventlog.failures import Boundary
-from rollstream.eventlog.lanes import LaneSubscriber, only_waiting
+from rollstream.eventlog.lanes import LaneSubscriber
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record, open_reader
+from rollstream.eventlog.running import only_waiting
 from rollstream.settings import Settings
 from schemas.events import decode
 from schemas.failure import DeadLettered
@@ -44,6 +45,15 @@ async def running(app: FastStream) -> Any:
         yield app
     finally:
         await app.stop()
+
+
+def lanes_of(app: FastStream) -> LaneSubscriber:
+    (found,) = [sub for sub in app.brokers[0].subscribers if isinstance(sub, LaneSubscriber)]
+    return found
+
+
+def owns(app: FastStream) -> int:
+    return len(lanes_of(app).ownership.parts)
 
 
 async def send(settings: Settings, count: int, headers: list[tuple[str, bytes]] | None = None) -> None:
@@ -109,7 +119,7 @@ async def test_what_finished_behind_a_straggler_is_not_run_again_after_a_crash(s
     crashed = app_for(settings, one_hangs)
     await crashed.start()
     await until(lambda: len(first) == 39)
-    subscriber = next(sub for sub in crashed.brokers[0].subscribers if isinstance(sub, LaneSubscriber))
+    subscriber = lanes_of(crashed)
     await subscriber.commit_now()
     await _crash(crashed, subscriber)
 
@@ -130,9 +140,7 @@ async def _crash(app: FastStream, subscriber: LaneSubscriber) -> None:
     subscriber._committer.cancel()
     subscriber.running = False
     subscriber._draining = True
-    for tasks in subscriber._tasks.values():
-        for task in tasks.values():
-            task.cancel()
+    subscriber.work.cancel_all()
     subscriber.commit_now = _nothing  # type: ignore[method-assign]
     await app.stop()
 
@@ -150,7 +158,7 @@ async def test_stopping_waits_for_what_runs_and_commits_it(settings: Settings) -
 
     await send(settings, 10)
     app = app_for(settings, handler)
-    subscriber = next(sub for sub in app.brokers[0].subscribers if isinstance(sub, LaneSubscriber))
+    subscriber = lanes_of(app)
     async with running(app):
         await until(lambda: subscriber.busy == 10)
     assert len(seen) == 10
@@ -201,9 +209,11 @@ async def test_two_workers_share_the_work_and_a_leaver_hands_its_part_over(setti
 
         return handler
 
-    async with running(app_for(settings, handler_of("a"), lanes=4)):
-        leaver = app_for(settings, handler_of("b"), lanes=4)
+    stayer, leaver = (app_for(settings, handler_of(name), lanes=4) for name in "ab")
+    async with running(stayer):
         await leaver.start()
+        # What is cut short when partitions go runs again, and may have been at its end.
+        await until(lambda: all(lanes_of(app).ownership.opened.is_set() and owns(app) < 3 for app in (stayer, leaver)))
         await send(settings, 200)
         await until(lambda: by["b"] > 5)
         await leaver.stop()
@@ -270,7 +280,6 @@ async def test_records_without_a_key_are_each_run_even_where_a_topic_is_read_onc
 
 
 async def test_a_record_that_waited_too_long_for_a_lane_fails_with_a_name_of_its_own(settings: Settings) -> None:
-    impatient = settings.model_copy(update={"limits": settings.limits.model_copy(update={"queue_timeout_seconds": 1.0})})
     held = asyncio.Event()
     begun: list[bytes | None] = []
 
@@ -279,10 +288,10 @@ async def test_a_record_that_waited_too_long_for_a_lane_fails_with_a_name_of_its
         await held.wait()
 
     ids = Attempt().ready().headers()
-    await send(impatient, 2, ids)
-    async with running(app_for(impatient, handler, lanes=1)):
+    await send(settings, 2, ids)
+    async with running(app_for(settings, handler, lanes=1, queue_timeout_s=1.0)):
         async with asyncio.timeout(30):
-            while not (ended := await read_all(impatient, ROLLOUTS_SCORED)):
+            while not (ended := await read_all(settings, ROLLOUTS_SCORED)):
                 await asyncio.sleep(0.1)
         held.set()
     terminal = decode(ended[0].value, RolloutScored)
@@ -332,3 +341,49 @@ async def test_the_running_work_of_a_cancelled_run_is_stopped_and_counts_as_done
         await send(settings, 5, [("run_id", b"r")])
         await until_nothing_is_open(settings)
     assert len(begun) == 5
+
+
+@pytest.mark.parametrize("when", ["before it hears of it", "as it is stopped"])
+async def test_what_fails_while_its_partition_goes_is_left_to_whoever_gets_it(settings: Settings, when: str) -> None:
+    """Whoever gets a partition may know of it first, and take away what the last owner still works with."""
+    kafka = settings.kafka.model_copy(update={"commit_interval_s": 30.0, "session_timeout_s": 60.0})
+    late = settings.model_copy(update={"kafka": kafka})
+    taken_away, begun, done = asyncio.Event(), 0, set[bytes | None]()
+
+    async def fails(record: Record) -> None:
+        nonlocal begun
+        begun += 1
+        try:
+            await taken_away.wait()
+        finally:
+            raise RuntimeError("somebody took away what this needs")
+
+    async def passes(record: Record) -> None:
+        done.add(record.value)
+
+    await send(settings, 30)
+    losing = app_for(late, fails)
+    subscriber = lanes_of(losing)
+    revoked = subscriber.on_revoked
+
+    async def slowly_revoked(partitions: Any) -> None:
+        await revoked(partitions)
+        if partitions and when == "before it hears of it":
+            taken_away.set()
+            with suppress(TimeoutError):
+                await until(lambda: subscriber.busy == 0, 2)
+
+    subscriber.on_revoked = slowly_revoked  # type: ignore[method-assign]
+    async with running(losing):
+        await until(lambda: begun == 30)
+        async with running(app_for(late, passes)):
+            await until(lambda: bool(done))
+            taken_away.set()
+            failed: set[bytes | None] = set()
+            async with asyncio.timeout(30):
+                while len(done | failed) < 30:
+                    letters = await read_all(settings, DEAD_LETTERS)
+                    failed = {decode(letter.value, DeadLettered).original_bytes() for letter in letters}
+    assert done
+    assert failed
+    assert not done & failed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rollstream.blobs import BlobReference, BlobStore
 from rollstream.cli.progress import Snapshot
 from rollstream.cli.watch import NotFinished, follow
 from rollstream.environments.intake import GroupIds
@@ -178,7 +179,10 @@ def test_a_file_without_a_single_task_publishes_no_run(settings: Settings, tmp_p
     ("options", "sentence"),
     [
         (["-e", "mutiple_choice"], "did you mean multiple_choice?"),
-        (["-e", "math", "--harness", "oracel"], "no harness is named 'oracel'; known: chat, oracle"),
+        (
+            ["-e", "math", "--harness", "oracel"],
+            "found 'oracel'; did you mean oracle?",
+        ),
         (["-e", "math", "--model", "gpt"], "no model is named 'gpt'"),
         (["-e", "math", "--sampling", "temperature=hot"], "temperature: Input should be a valid number"),
         (["-e", "math", "--sampling", "heat=1"], "--sampling knows temperature, top_p, max_tokens, seed, stop"),
@@ -275,7 +279,7 @@ async def test_an_unknown_run_is_told_with_the_recent_ones(settings: Settings, t
 async def test_what_waits_for_a_worker_is_its_lag(settings: Settings, tmp_path: Path) -> None:
     assert settings.bootstrap_servers is not None
     await published(request(task_file(tmp_path, [row(number) for number in range(5)])), settings)
-    async with open_groups(settings.bootstrap_servers, settings.kafka) as groups:
+    async with open_groups(settings.bootstrap_servers, settings) as groups:
         states = {state.consumption.topic.name: state for state in await groups.describe()}
     assert (states["tasks.in"].lag, states["tasks.in"].members) == (5, ())
     assert states["sessions.ready"].lag == 0
@@ -308,3 +312,24 @@ async def test_publishing_what_a_cancelled_run_has_already_says_how_to_run_it_ag
     again = await published(wanted, settings)
     assert (again.groups, again.already) == (0, 1)
     assert again.held_up == "is cancelled: `rollstream resume r --cancelled` drives it again"
+
+
+async def test_what_rows_name_beside_their_file_is_kept_before_their_tasks_stand_on_the_log(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/lib.py").write_text("bug = True\n")
+    rows = [{"task_id": f"t{number}", "instruction": "mend it", "repo": "project"} for number in range(3)]
+    path = task_file(tmp_path, [*rows, {"task_id": "t3", "instruction": "mend it", "repo": "nowhere"}])
+    wanted = replace(
+        request(path), environment="code_repair", composition=Composition(harness="noop", sandbox="bubblewrap"), attempts=1
+    )
+    assert await published(wanted, settings) == Published(groups=3, already=0, resumed=False)
+    assert await published(wanted, settings) == Published(groups=0, already=3, resumed=True)
+
+    tasks = await tasks_on_the_log(settings)
+    assert [sorted(task.row) for task in tasks] == [["archive", "base", "instruction", "task_id"]] * 3
+    (text,) = {str(task.row["archive"]) for task in tasks}
+    reference = BlobReference.parse(text)
+    assert reference is not None
+    assert len(await BlobStore.of(settings).get(reference)) == reference.size_bytes

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from rollstream.eventlog.reading import open_reader
 from rollstream.settings import KafkaSettings, Settings
@@ -10,6 +11,25 @@ from tests.flow.flows import publish_bare
 from topics.catalogue import TASKS_IN
 
 pytestmark = pytest.mark.kafka
+
+
+@pytest.mark.usefixtures("topics")
+async def test_the_time_of_a_record_is_the_brokers_whatever_its_writer_says(settings: Settings) -> None:
+    assert settings.bootstrap_servers is not None
+    written = datetime.now(UTC)
+    producer = AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers)
+    await producer.start()
+    try:
+        for days in (-10_000, 0, 10_000):
+            claimed = round((written + timedelta(days=days)).timestamp() * 1000)
+            await producer.send_and_wait(f"{settings.kafka.topic_prefix}tasks.in", b"x", timestamp_ms=claimed)
+    finally:
+        await producer.stop()
+    async with open_reader(settings.bootstrap_servers, settings.kafka, [TASKS_IN]) as reader:
+        await reader.seek_to_time(written - timedelta(seconds=1))
+        found = [record async for batch in reader.to_end() for record in batch]
+    assert len(found) == 3
+    assert all(abs(record.timestamp_ms / 1000 - written.timestamp()) < 60 for record in found)
 
 
 @pytest.mark.usefixtures("topics")

@@ -57,6 +57,66 @@ def tasks(tmp_path: Path) -> str:
     return str(path)
 
 
+PURSE = '''
+from rollstream.environments.protocol import Task, Verdict, World
+from rollstream.environments.tools import ToolEnvironment, ToolError, ToolResult, tool
+
+class PurseTask(Task):
+    coins: int
+    left: int
+
+class Purse(World):
+    coins: int
+
+class PurseEnvironment(ToolEnvironment[PurseTask, Purse]):
+    name, version, task_type, world_type = "purse", "1", PurseTask, Purse
+    public_fields = frozenset({"coins"})
+
+    def begin(self, task):
+        return Purse(coins=task.coins)
+
+    def prompt(self, task):
+        return [{"role": "user", "content": f"Of {task.coins} coins, spend some."}]
+
+    @tool
+    async def spend(self, world: Purse, coins: int) -> ToolResult:
+        """Spend some coins."""
+        if coins > world.coins:
+            raise ToolError(f"there are only {world.coins}")
+        world.coins -= coins
+        return ToolResult({"left": world.coins}, reward=0.5)
+
+    async def score(self, task, world, episode, services):
+        return Verdict(reward=1.0 if world.coins == task.left else 0.0)
+'''
+SPENDER = '''
+from schemas.action import ToolCall
+from schemas.session import Submission
+from services.agent_worker.harnesses.protocol import Capabilities, Turn
+
+class SpenderHarness:
+    """Spends a coin in each of two turns, whatever there is to do."""
+
+    name, version = "spender", "1"
+    capabilities = Capabilities(interactions=frozenset({"tools"}), tools=True)
+
+    async def open(self, descriptor, models, box):
+        return SpenderSession()
+
+class SpenderSession:
+    spent = 0
+
+    async def activate(self, observation):
+        if self.spent == 2:
+            return Turn([{"role": "assistant", "content": "Spent."}], "completed")
+        self.spent += 1
+        return Turn([{"role": "assistant", "content": ""}], None, [ToolCall(id="c", name="spend", arguments={"coins": 1})])
+
+    async def close(self):
+        return Submission(text="Spent.")
+'''
+
+
 def state_of(settings: Settings) -> SupervisorState:
     state = running(settings.data_dir)
     assert state is not None
@@ -71,6 +131,31 @@ def test_run_starts_what_it_needs_reports_and_stops_it_again(rollstream: Command
     assert "15 of 15 attempts ended" in done.stdout
     assert "rollstream show --run r --worst" in done.stdout
     assert running(settings.data_dir) is None
+
+
+def test_an_environment_and_a_harness_in_files_of_ones_own_run_in_workers_of_their_own(
+    rollstream: Command, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "purse_plugin.py").write_text(PURSE)
+    (tmp_path / "spender_plugin.py").write_text(SPENDER)
+    rows = [{"task_id": "two", "coins": 5, "left": 3}, {"task_id": "three", "coins": 5, "left": 2}]
+    tasks = tmp_path / "purses.jsonl"
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    environment, harness = f"{tmp_path}/purse_plugin.py:PurseEnvironment", f"{tmp_path}/spender_plugin.py:SpenderHarness"
+
+    done = rollstream("run", str(tasks), "--environment", environment, "--harness", harness, "--run", "own")
+
+    assert done.returncode == 0, done.stderr
+    assert "2/2 done, 0 running, 0 failed" in done.stdout
+    asked = "SELECT task_id, status, reward, harness, environment FROM rollouts ORDER BY task_id"
+    told = rollstream("sql", "--format", "json", asked)
+    assert told.returncode == 0, told.stderr
+    assert [tuple(row.values()) for row in json.loads(told.stdout)] == [
+        ("three", "completed", 0.0, "spender", "purse"),
+        ("two", "completed", 1.0, "spender", "purse"),
+    ]
+    earned = rollstream("sql", "--format", "json", "SELECT sum(reward) AS earned FROM step_rewards WHERE counts")
+    assert json.loads(earned.stdout) == [{"earned": 2.0}]
 
 
 def test_detached_workers_are_used_by_others_and_stopped_by_down(rollstream: Command, settings: Settings, tasks: str) -> None:
@@ -104,7 +189,7 @@ def test_a_worker_that_is_killed_comes_back_and_the_run_ends(rollstream: Command
     done = rollstream("publish", tasks, "--harness", "oracle", "--run", "r", "--wait")
 
     assert done.returncode == 0, done.stderr
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 90
     while len(after := {record.name: record.pid for record in state_of(settings).processes}) < 4:
         assert time.monotonic() < give_up
         time.sleep(0.1)
@@ -119,3 +204,53 @@ def test_workers_that_cannot_run_here_end_up_in_one_sentence(rollstream: Command
     assert done.returncode == 1
     assert "env_worker ended with code" in done.stderr
     assert "5 times in a row at its start; the last lines of" in done.stderr
+
+
+def test_a_pool_has_workers_of_its_own_in_the_same_data_directory(
+    rollstream: Command, settings: Settings, tasks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLSTREAM_POOLS", '{"choices": {"environments": ["multiple_choice"]}}')
+    up = rollstream("up", "--detach")
+    assert up.returncode == 0, up.stderr
+    assert "pool choices: nobody serves it (environment multiple_choice): rollstream up --pool choices" in up.stdout
+
+    rollstream("publish", tasks, "--harness", "oracle", "--run", "r")
+    waiting = rollstream("watch", "r", "--timeout", "6")
+    assert waiting.returncode == 1
+    assert "pool choices: nobody serves it, 5 attempts wait (environment multiple_choice)" in waiting.stdout
+    assert "0/5 done" in waiting.stderr
+
+    pool = rollstream("up", "--detach", "--pool", "choices")
+    assert pool.returncode == 0, pool.stderr
+    assert "env_worker, agent_worker, verifier_worker ready in " in pool.stdout
+    assert "nobody serves" not in pool.stdout
+    again = rollstream("up", "--pool", "choices")
+    assert again.returncode == 2
+    assert "for pool choices run already" in again.stderr
+    done = rollstream("watch", "r", "--timeout", "60")
+    assert done.returncode == 0, done.stderr
+    assert "5/5 done" in done.stdout
+
+    assert rollstream("down", "--pool", "choices").stdout == (
+        "stopped: env_worker.choices, agent_worker.choices, verifier_worker.choices\n"
+    )
+    assert rollstream("down").stdout == "stopped: env_worker, agent_worker, verifier_worker, store_worker\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["env_worker", "--pool", "nowhere"], "expected one of the pools default, choices, found 'nowhere'"),
+        (["store_worker", "--pool", "choices"], "store_worker reads what all pools write: start it without --pool"),
+    ],
+)
+def test_workers_of_a_pool_that_cannot_be_are_refused_in_one_line(
+    words: list[str], sentence: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings.bootstrap_servers is not None
+    monkeypatch.setenv("ROLLSTREAM_POOLS", '{"choices": {"environments": ["multiple_choice"]}}')
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", settings.bootstrap_servers)
+    done = subprocess.run([sys.executable, "-m", "services", *words], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1

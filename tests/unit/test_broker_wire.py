@@ -6,8 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.broker.wire import ClusterAnswer, ask_cluster, metadata_request, parse_metadata
 

@@ -13,12 +13,22 @@ import pytest
 from rollstream.broker.runtime import Surroundings
 from rollstream.cli.common import pairs
 from rollstream.cli.demo import next_name
-from rollstream.cli.doctor import disk_check, group_check, model_check, runtime_check, snapshot_check, topics_check
+from rollstream.cli.doctor import (
+    disk_check,
+    group_check,
+    model_check,
+    process_check,
+    retention_check,
+    runtime_check,
+    snapshot_check,
+    topics_check,
+)
 from rollstream.cli.endpoints import Endpoint, ask
 from rollstream.cli.publish import Options, check_model, request_of
 from rollstream.errors import UsageError
 from rollstream.eventlog.groups import CONSUMPTIONS, GroupState, remaining
 from rollstream.eventlog.provisioning import TopicState
+from rollstream.health import LaneHealth, ProcessHealth, WorkerHealth
 from rollstream.publishing import run_name, stem_of
 from rollstream.settings import Defaults, Limits, ModelSettings, Settings
 from topics.catalogue import CATALOGUE
@@ -215,3 +225,26 @@ def test_a_store_that_was_never_published_is_a_note(tmp_path: Path) -> None:
     assert snapshot_check(tmp_path / "trajectories.duckdb", 0).mark == "note"
     (tmp_path / "trajectories.duckdb").touch()
     assert snapshot_check(tmp_path / "trajectories.duckdb", 0).mark == "ok"
+
+
+@pytest.mark.parametrize(
+    ("kept_s", "mark"),
+    [(-1, "ok"), (90_000, "ok"), (80_000, "missing"), (0, "missing")],
+    ids=["for ever", "25 h", "22 h", "not"],
+)
+def test_a_log_that_forgets_before_an_episode_and_an_outage_are_over_is_found_out(kept_s: int, mark: str) -> None:
+    limits = Limits(default_episode_timeout_seconds=3600)
+    retention = str(kept_s if kept_s < 0 else kept_s * 1000)
+    state = TopicState(CATALOGUE[0], "tasks.in", 12, {"retention.ms": retention})
+    check = retention_check([state], Settings(limits=limits))
+    assert check.mark == mark
+    assert mark == "ok" or "may be needed for 25 h 0 min" in check.found
+
+
+def test_a_worker_process_that_is_not_well_is_found_out_with_what_is_wrong() -> None:
+    lane = LaneHealth("g", 3, in_flight=4, span=9, mark_age_s=100.0, commit_age_s=0.0, out_for_s=0.0)
+    well = process_check(ProcessHealth(7, (WorkerHealth("agent_worker", None, (lane,)),)))
+    assert (well.mark, well.name) == ("ok", "agent_worker (7)")
+    assert well.found == "4 records in flight, the oldest for about 1 min 40 s"
+    blocked = process_check(ProcessHealth(7, silence="does not answer"))
+    assert (blocked.mark, blocked.found) == ("missing", "process 7 does not answer")

@@ -201,13 +201,18 @@ def test_missing_workers_are_told_with_the_topic_that_waits() -> None:
     assert notices(after(), CONSUMPTIONS) == [
         "nobody consumes tasks.in: start an env_worker (`rollstream up`)",
         "nobody consumes sessions.ready: start an agent_worker (`rollstream up`)",
+        "nobody consumes env.actions: start an env_worker (`rollstream up`)",
         "nobody consumes episodes.completed: start a verifier_worker (`rollstream up`)",
     ]
 
 
-def test_a_run_that_is_seeded_does_not_need_an_env_worker() -> None:
+def test_a_run_that_is_seeded_needs_an_env_worker_only_for_actions_that_wait() -> None:
     seeded = after(seeded=("a", "b", "c", "d"))
-    assert [notice.split()[2] for notice in notices(seeded, CONSUMPTIONS)] == ["sessions.ready:", "episodes.completed:"]
+    assert [notice.split()[2] for notice in notices(seeded, CONSUMPTIONS)] == [
+        "sessions.ready:",
+        "env.actions:",
+        "episodes.completed:",
+    ]
 
 
 @pytest.mark.parametrize(

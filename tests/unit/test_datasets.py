@@ -42,9 +42,9 @@ JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
         ("tasks.json", JSONL),
         ("tasks", JSONL),
         ("tasks.txt", json.dumps(ROWS, indent=2)),
-        ("tasks.jsonl.gz", gzip.compress(JSONL.encode())),
-        ("tasks.json.gz", gzip.compress(json.dumps(ROWS).encode())),
-        ("tasks.jsonl", gzip.compress(JSONL.encode())),
+        ("tasks.jsonl.gz", gzip.compress(JSONL.encode(), mtime=0)),
+        ("tasks.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
+        ("tasks.jsonl", gzip.compress(JSONL.encode(), mtime=0)),
     ],
 )
 def test_the_same_rows_are_read_from_every_form(tmp_path: Path, name: str, content: bytes | str) -> None:
@@ -147,7 +147,7 @@ def test_an_endless_line_is_not_held_in_memory(tmp_path: Path) -> None:
         ("tasks.jsonl", b""),
         ("tasks.jsonl", b" \n\n \n"),
         ("tasks.json", b"[]"),
-        ("tasks.jsonl.gz", gzip.compress(b"")),
+        ("tasks.jsonl.gz", gzip.compress(b"", mtime=0)),
         ("tasks.jsonl", b"\xef\xbb\xbf"),
     ],
 )
@@ -162,7 +162,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str, content: bytes) -> 
         ("tasks.json", b'{"a": 1', "expected JSON, found none"),
         ("tasks.parquet", b'{"a": 1}', "is named Parquet, but does not start with the bytes PAR1"),
         ("tasks.parquet", b"PAR1 and nothing more", "is not Parquet that can be read"),
-        ("tasks.jsonl.gz", gzip.compress(JSONL.encode())[:-12], "is not a whole gzip file"),
+        ("tasks.jsonl.gz", gzip.compress(JSONL.encode(), mtime=0)[:-12], "is not a whole gzip file"),
     ],
 )
 def test_a_file_that_cannot_be_read_at_all_is_refused_in_one_sentence(

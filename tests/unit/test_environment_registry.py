@@ -1,13 +1,16 @@
 """Finding environments by name, and the door every row passes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rollstream.environments.math import MathTask
 from rollstream.environments.multiple_choice import MultipleChoiceEnvironment
-from rollstream.environments.registry import ENTRY_POINTS, admit, load, names, public_view
-from rollstream.errors import Refused
+from rollstream.environments.registry import admit, declare, load, names, public_view
+from rollstream.errors import Refused, UsageError
+from rollstream.plugins import ENVIRONMENT_ENTRY_POINTS
+from rollstream.settings import Settings
 
 
 class Riddles(MultipleChoiceEnvironment):
@@ -21,7 +24,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1.0\n")
     lines = [
-        f"[{ENTRY_POINTS}]",
+        f"[{ENVIRONMENT_ENTRY_POINTS}]",
         f"riddles = {__name__}:Riddles",
         "broken = no_such_module:Thing",
         f"misnamed = {__name__}:Riddles",
@@ -52,7 +55,7 @@ def test_installed_environments_are_found_by_their_entry_point() -> None:
 def test_a_plug_in_that_cannot_be_loaded_is_refused_with_the_reason() -> None:
     with pytest.raises(Refused, match="ModuleNotFoundError"):
         load("broken")
-    with pytest.raises(Refused, match=r"called misnamed .* found one called riddles"):
+    with pytest.raises(Refused, match=r"expected environment misnamed .* found one called riddles"):
         load("misnamed")
 
 
@@ -73,3 +76,47 @@ def test_a_row_that_does_not_fit_is_refused_in_one_sentence() -> None:
 def test_only_declared_fields_are_public() -> None:
     row = {"question": "2 + 2?", "answer": 4, "messages": [], "hint": "even", "expected_answer": "4"}
     assert public_view(load("math"), row) == {"question": "2 + 2?", "messages": []}
+
+
+def declared(**environments: str) -> Settings:
+    return Settings.model_validate({"plugins": {"environments": environments}})
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    yield
+    declare(Settings())
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_declared_environment_is_loaded_from_its_file_and_forgotten_with_its_declaration(tmp_path: Path) -> None:
+    file = tmp_path / "declared_riddles.py"
+    file.write_text(
+        "from rollstream.environments.multiple_choice import MultipleChoiceEnvironment\n"
+        "class Declared(MultipleChoiceEnvironment):\n    name = 'declared'\n"
+    )
+    declare(declared(declared=f"{file}:Declared"))
+    assert load("declared").name == "declared"
+    assert load("declared") is load("declared")
+    assert "declared" in names()
+    declare(Settings())
+    with pytest.raises(Refused, match="found 'declared'"):
+        load("declared")
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_declared_name_is_free_and_its_class_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="environment math needs another name: rollstream ships one called math"):
+        declare(declared(math="riddles.py:Riddles"))
+    declare(declared(absent=f"{tmp_path}/absent.py:Thing"))
+    with pytest.raises(Refused, match=r"environment absent cannot be loaded .* expected a Python file at .* found none"):
+        load("absent")
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_path_that_a_record_names_is_never_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "evil.py"
+    file.write_text("import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil:\n    name = 'evil'\n")
+    with pytest.raises(Refused, match="expected one of the environments"):
+        load(f"{file}:Evil")
+    assert not (tmp_path / "ran").exists()

@@ -4,8 +4,7 @@ from itertools import count
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.errors import (
     BoundaryFailure,
@@ -165,6 +164,12 @@ def test_a_task_that_nobody_can_attribute_is_dead_lettered_with_the_sentence() -
     (letter,) = settle(Log().raw("tasks.in", b"[]"), failure, ENV)
     assert isinstance(letter, DeadLettered)
     assert letter.reason == "expected a task, found a list"
+
+
+def test_a_record_of_no_attempt_never_fails_in_silence_whatever_failed() -> None:
+    (letter,) = settle(Log().raw("tasks.in", b"{}"), EnvironmentFailure("the worker could not", stage="seed"), ENV)
+    assert isinstance(letter, DeadLettered)
+    assert "the worker could not" in letter.reason
 
 
 def test_grading_data_is_in_no_terminal_record() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from rollstream.environments.intake import (
     ID_NAMES,
@@ -196,7 +195,17 @@ class TestEvents:
 
     @pytest.mark.parametrize(
         "wrong",
-        [{"attempts": "3"}, {"attempts": True}, {"attempts": 2.0}, {"row": []}, {"task": {"id": 5}}, {"environment": ""}],
+        [
+            {"attempts": "3"},
+            {"attempts": True},
+            {"attempts": 2.0},
+            {"row": []},
+            {"task": {"id": 5}},
+            {"environment": ""},
+            {"limits": {"max_steps": 0}},
+            {"limits": {"episode_timeout_s": -1}},
+            {"limits": {"max_output_bytes": 0}},
+        ],
     )
     def test_an_event_with_a_malformed_field_is_refused(self, wrong: dict[str, object]) -> None:
         assert "expected a valid TaskSubmitted, found " in str(refusal({**orjson.loads(event().to_json()), **wrong}))

@@ -411,7 +411,7 @@ async def test_a_mistake_in_a_script_fails_the_test_that_wrote_it() -> None:
 
 
 def test_the_instant_server_answers_both_apis_and_ends_on_sigterm() -> None:
-    command = [sys.executable, "-m", "rollstream.testing.model_server", "--answer", "It is 2."]
+    command = [sys.executable, "-m", "rollstream.testing.instant_model", "--answer", "It is 2."]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

@@ -36,7 +36,7 @@ from schemas.step import AgentStepped
 from schemas.values import ChatMessage, Composition, EpisodeLimits, Sampling, Usage
 from services.agent_worker.handler import PlayHandler
 from services.agent_worker.harnesses import registry
-from services.agent_worker.harnesses.protocol import AgentSession, Capabilities, Models, Turn
+from services.agent_worker.harnesses.protocol import AgentBox, AgentSession, Capabilities, Models, Turn
 from services.agent_worker.pauses import Pauses
 from tests.controls import unheard
 from tests.events import CANARY, Attempt
@@ -237,7 +237,7 @@ class Turns:
     at_close: ClassVar[Callable[[], Awaitable[None]] | None]
     closed: ClassVar[int]
 
-    async def open(self, descriptor: SessionReady, models: Models) -> AgentSession:
+    async def open(self, descriptor: SessionReady, models: Models, box: AgentBox | None) -> AgentSession:
         self.models = models
         self.context: list[ChatMessage] = []
         return self
@@ -418,9 +418,9 @@ async def test_a_bug_in_a_harness_is_no_outcome(turns: type[Turns]) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"composition": Composition(harness="swarm")}, "unknown harness 'swarm'"),
-        ({"interaction": "gymnasium"}, "asks for gymnasium"),
-        ({"placement": "separate"}, "asks for placement separate"),
+        ({"composition": Composition(harness="swarm")}, "found 'swarm'"),
+        ({"interaction": "agent_in_env"}, "asks for agent_in_env"),
+        ({"placement": "separate"}, "placement separate takes a sandbox"),
         ({"composition": Composition(harness="oracle"), "reference": None}, "expected a reference solution"),
     ],
 )

@@ -1,7 +1,6 @@
 """Failure x attempt -> delay or give up."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollstream.eventlog.retries import Backoff, RetryPolicy, plan
 from schemas.failure import ErrorInfo

@@ -11,6 +11,8 @@ from rollstream.cli.report import report
 from rollstream.cli.show import show
 from rollstream.cli.sql import MAX_ROWS, sql
 from rollstream.errors import StoreUnavailable, UsageError
+from schemas.identities import event_id
+from schemas.step import AgentStepped
 from tests.events import Attempt, attempts, task_submitted
 from tests.stores import publish_events
 
@@ -118,6 +120,24 @@ def test_show_failed_has_the_error_and_what_was_recorded_until_then(store: Path)
     output = command(store, "show", "--failed").output
     for text in ("errored", "not scored", "what was recorded until it failed", "It is 2.", "the model server answered 503"):
         assert text in output
+
+
+def test_show_follows_a_failed_session_over_whoever_took_it_over(tmp_path: Path) -> None:
+    lost = Attempt()
+    first = lost.stepped()
+
+    def step(name: str, index: int, fence: int, said: str, previous: str | None) -> AgentStepped:
+        execution = first.execution.model_copy(update={"id": f"execution-{fence}", "fence": fence})
+        told = {"event_id": event_id(name), "index": index, "execution": execution, "previous": previous}
+        return first.model_copy(update={**told, "message": {"role": "assistant", "content": said}})
+
+    kept = step("kept", 0, 1, "begun by the first", None)
+    zombie = step("zombie", 1, 1, "said by a zombie", kept.event_id)
+    taken = step("taken", 1, 2, "gone on by the second", kept.event_id)
+    publish_events(tmp_path, lost.ready(), kept, taken, zombie, lost.failed())
+    output = command(tmp_path, "show", "--failed").output
+    assert output.index("begun by the first") < output.index("gone on by the second")
+    assert "zombie" not in output
 
 
 def test_show_prints_tool_calls_parts_and_control_characters(tmp_path: Path) -> None:

@@ -2,22 +2,27 @@
 
 import json
 import tempfile
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import duckdb
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollstream.store import json_text
-from rollstream.store.columns import MAX_VALUE_BYTES
+from rollstream.store.columns import MAX_VALUE_BYTES, Column, moment
 from rollstream.store.database import StoreFiles
 from rollstream.store.decoding import decode
+from rollstream.store.event_rows import Rows
 from rollstream.store.json_text import Unreadable
+from rollstream.store.tables import BY_KIND, EVENT_TABLES, LONG_PAYLOADS
+from schemas.values import clean
 from tests.events import Attempt, Log
 from tests.stores import answer, writing
-from topics.catalogue import CATALOGUE
+from topics.catalogue import BY_EVENT, CATALOGUE
 
 TEXT = "It is 2."
 REWARD = b'"reward":1.0'
@@ -76,6 +81,23 @@ def test_a_reward_that_is_no_finite_number_is_null_and_poisons_no_mean(tmp_path:
 )
 def test_a_reward_that_is_a_number_is_kept(tmp_path: Path, raw: bytes, reward: float) -> None:
     assert stored(tmp_path, with_reward(raw), "reward") == [(reward,)]
+
+
+@pytest.mark.parametrize("raw", [b"NaN", b"Infinity", b"1e400", b'"0.5"', b"true", b"null", b"{}", b"[0.5]"])
+def test_a_cost_that_is_no_finite_number_is_null_and_poisons_no_sum(tmp_path: Path, raw: bytes) -> None:
+    log = Log()
+    strange, plain = Attempt(cost_usd=0.5), Attempt(index=1, cost_usd=0.25)
+    with writing(tmp_path) as store:
+        for event in (strange.stepped(), strange.environment_called()):
+            body = event.to_json()
+            assert b'"cost_usd":0.5' in body
+            store.apply([log.raw(BY_EVENT[type(event)].name, body.replace(b'"cost_usd":0.5', b'"cost_usd":' + raw))])
+        store.apply(log.records(plain.stepped(), plain.environment_called()))
+        store.publish()
+    for table in ("agent_stepped", "environment_called"):
+        found = answer(tmp_path, f"SELECT group_index, cost_usd FROM {table} ORDER BY group_index")
+        assert found == [(0, None), (1, 0.25)]
+    assert answer(tmp_path, "SELECT role, calls, cost_usd FROM usage") == [("policy", 2, 0.25), ("user", 2, 0.25)]
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64, 10**30, -(2**63) - 1])
@@ -174,7 +196,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_any_json_object_that_python_writes_is_read_as_strict_json(value: object) -> None:
     document = json_text.read(json.dumps({"value": value}).encode())
-    assert orjson.loads(document.text) == document.body
+    assert orjson.loads(document.raw) == document.body
 
 
 @given(st.binary(max_size=200))
@@ -183,14 +205,14 @@ def test_any_bytes_are_an_object_or_unreadable(raw: bytes) -> None:
         document = json_text.read(raw)
     except Unreadable:
         return
-    assert orjson.loads(document.text) == document.body
+    assert orjson.loads(document.raw) == document.body
 
 
 @st.composite
 def mangled_events(draw: st.DrawFn) -> tuple[str, bytes | None]:
-    """An event with some of its fields replaced by anything, on any topic."""
-    topic = draw(st.sampled_from(CATALOGUE)).name
+    """An event with some of its fields replaced by anything, on its topic or any other."""
     event = draw(st.sampled_from(Attempt().events()))
+    topic = draw(st.just(BY_EVENT[type(event)]) | st.sampled_from(CATALOGUE)).name
     body: dict[str, object] = json.loads(event.to_json())
     for name in draw(st.lists(st.sampled_from([*body, "new"]), max_size=4)):
         body[name] = draw(json_values)
@@ -202,8 +224,55 @@ def mangled_events(draw: st.DrawFn) -> tuple[str, bytes | None]:
 def test_every_record_is_accounted_for(records: list[tuple[str, bytes | None]]) -> None:
     log = Log()
     rows = decode([log.raw(topic, raw) for topic, raw in records])
-    positions = {(table, row[0], *row[-3:-1]) for table, found in rows.public.items() for row in found}
-    assert sum(len(found) for found in rows.public.values()) == len(positions) <= len(records)
+    topics = {table.name: topic.name for topic in CATALOGUE for event in topic.events if (table := BY_KIND.get(event.__name__))}
+    positions = [
+        (topics[name], *position)
+        for name, found in rows.events.items()
+        for position in zip(*(found.arrow()[column].to_pylist() for column in ("kafka_partition", "kafka_offset")), strict=True)
+    ]
+    positions += [(str(row[0]), *row[-3:-1]) for name, found in rows.public.items() for row in found if name != LONG_PAYLOADS]
+    assert sorted(positions) == sorted(
+        (topic, 0, offset) for topic, count in counts(records).items() for offset in range(count)
+    )
+
+
+@settings(max_examples=200)
+@given(st.lists(mangled_events(), max_size=8))
+def test_records_decoded_together_are_the_rows_that_each_is_alone(records: list[tuple[str, bytes | None]]) -> None:
+    log = Log()
+    found = [log.raw(topic, raw) for topic, raw in records]
+    together = rows_of(decode(found, keep_repeated=True))
+    alone: Counter[tuple[object, ...]] = Counter()
+    for record in found:
+        alone += rows_of(decode([record], keep_repeated=True))
+    assert together == alone
+
+
+def rows_of(rows: Rows) -> Counter[tuple[object, ...]]:
+    """Every row of every table, with the table's name."""
+    found = Counter((name, *map(str, row)) for name, of_table in (rows.public | rows.private).items() for row in of_table)
+    for name, events in rows.events.items():
+        found += Counter((name, *map(str, row.values())) for row in events.arrow().to_pylist())
+    return found
+
+
+def counts(records: list[tuple[str, bytes | None]]) -> Counter[str]:
+    return Counter(topic for topic, _ in records)
+
+
+@given(st.sampled_from([column for table in EVENT_TABLES for column in table.columns]), st.lists(json_values, max_size=5))
+def test_a_column_converted_as_a_whole_is_what_its_values_are_one_by_one(column: Column, values: list[object]) -> None:
+    clean_values = [clean(value)[0] for value in values]
+    assert column.array(clean_values).to_pylist() == [column.array([value])[0].as_py() for value in clean_values]
+    alone = replace(column, plain=frozenset())
+    assert column.array(clean_values).equals(alone.array(clean_values))
+
+
+@given(st.lists(st.datetimes(timezones=st.timezones()) | st.datetimes(), max_size=5))
+def test_times_converted_as_a_whole_are_what_they_are_one_by_one(values: list[datetime]) -> None:
+    column = moment("at", "at")
+    texts = [value.isoformat() for value in values]
+    assert column.array(texts).equals(replace(column, plain=frozenset()).array(texts))
 
 
 @settings(max_examples=15, deadline=None)

@@ -40,7 +40,7 @@ def canary_everywhere(tmp_path: Path) -> None:
         traceback=f"ValueError: {CANARY}",
     )
     with writing(tmp_path) as store:
-        store.apply([bare, garbage, newer, *log.records(run_published(), task, *Attempt(task).events(), letter)])
+        store.apply([bare, garbage, newer, *log.records(run_published(), task, *Attempt(task).interaction(), letter)])
         store.publish()
 
 

@@ -2,23 +2,26 @@
 
 import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import comb
 from pathlib import Path
 
+import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+from rollstream.eventlog.retries import regrade
+from rollstream.regrading import CAUSE
 from schemas.counting import that_count
 from schemas.envelope import Event
 from schemas.episode import EpisodeTiming
 from schemas.failure import DeadLettered, DeadLetterSettled, ErrorInfo
-from schemas.rollout import RolloutScored
+from schemas.rollout import Mask, RolloutScored
 from schemas.run import RunCancelled, RunPaused, RunResumed
 from schemas.values import Usage
-from tests.events import CANARY, Attempt, Log, at, attempts, run_published, task_submitted
+from tests.events import CANARY, Attempt, Log, at, attempts, run_published, task_submitted, with_tools
 from tests.stores import answer, publish_events, writing
 
 
@@ -74,6 +77,48 @@ def test_runs_attempted_is_what_the_manifest_promised(store: Path) -> None:
 def test_usage_is_of_every_recorded_call(store: Path) -> None:
     columns = "model, role, calls, rollouts, prompt_tokens, completion_tokens, model_s"
     assert answer(store, f"SELECT {columns} FROM usage") == [("small-1b", "policy", 5, 5, 50, 25, 7.5)]
+
+
+COSTS = (0.1, 0.2, 0.3, 0.0)
+"""Whose sum as floating-point numbers depends on their order."""
+
+
+@pytest.mark.parametrize("costs", [COSTS, COSTS[::-1]])
+def test_what_calls_said_that_they_cost_is_added_up_exactly_in_any_order(tmp_path: Path, costs: Sequence[float]) -> None:
+    told = [Attempt(index=index, cost_usd=cost).stepped() for index, cost in enumerate((*costs, None))]
+    publish_events(tmp_path, *told, Attempt(cost_usd=0.25).environment_called())
+    found = answer(tmp_path, "SELECT role, calls, cost_usd FROM usage")
+    assert found == [("policy", 5, 0.6), ("user", 1, 0.25)]
+
+
+def test_where_no_call_said_what_it_cost_the_usage_has_no_cost(store: Path) -> None:
+    assert answer(store, "SELECT cost_usd FROM usage") == [(None,)]
+
+
+def test_costs_too_large_to_be_one_are_left_out_and_no_sum_of_them_overflows(tmp_path: Path) -> None:
+    told = [Attempt(index=index, cost_usd=cost).stepped() for index, cost in enumerate((1e300, 9e28, 9e28, 0.5))]
+    publish_events(tmp_path, *told)
+    assert answer(tmp_path, "SELECT calls, cost_usd FROM usage") == [(4, 0.5)]
+
+
+def test_no_tokens_and_no_times_of_other_writers_make_the_usage_fail(tmp_path: Path) -> None:
+    log = Log()
+    most = 2**63 - 1
+    sound = Attempt().stepped()
+    records = [log.record(sound)]
+    for index in (1, 2):
+        body = orjson.loads(Attempt(index=index).stepped().to_json())
+        body["call"] |= {
+            "usage": {"prompt_tokens": most, "completion_tokens": most, "cached_tokens": -most},
+            "duration_s": 9e28,
+        }
+        records.append(log.raw("agent.steps", orjson.dumps(body)))
+    with writing(tmp_path) as store:
+        store.apply(records)
+        store.publish()
+    assert answer(tmp_path, "SELECT max(prompt_tokens), max(duration_s) FROM agent_stepped") == [(most, 9e28)]
+    used = answer(tmp_path, "SELECT calls, prompt_tokens, completion_tokens, cached_tokens, model_s FROM usage")
+    assert used == [(3, 10, 5, 0, 1.5)]
 
 
 def test_trajectories_have_the_messages(store: Path) -> None:
@@ -146,13 +191,13 @@ def test_a_truncated_attempt_is_scored_and_a_cancelled_one_is_not(tmp_path: Path
 
 
 def test_a_rollouts_own_times_and_tokens_are_columns(tmp_path: Path) -> None:
-    timing = EpisodeTiming(queued_s=1.25, agent_s=3.0, model_s=2.0)
+    timing = EpisodeTiming(queued_s=1.25, agent_s=3.0, environment_s=0.5, model_s=2.0)
     attempt = replace(
         Attempt(), timing=timing, verify_s=0.75, usage=Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
     )
     publish_events(tmp_path, *attempt.events())
-    columns = "queued_s, agent_s, model_s, verify_s, prompt_tokens, completion_tokens, cached_tokens"
-    assert answer(tmp_path, f"SELECT {columns} FROM rollouts") == [(1.25, 3.0, 2.0, 0.75, 7, 3, 2)]
+    columns = "queued_s, agent_s, environment_s, model_s, verify_s, prompt_tokens, completion_tokens, cached_tokens"
+    assert answer(tmp_path, f"SELECT {columns} FROM rollouts") == [(1.25, 3.0, 0.5, 2.0, 0.75, 7, 3, 2)]
 
 
 def test_an_artifact_is_the_submission(tmp_path: Path) -> None:
@@ -163,17 +208,45 @@ def test_an_artifact_is_the_submission(tmp_path: Path) -> None:
     assert answer(tmp_path, "SELECT submission FROM rollouts") == [("diff --git a b",)]
 
 
-def test_the_estimator_equals_exact_fractions(store: Path) -> None:
+def test_the_estimators_equal_exact_fractions(store: Path) -> None:
     cases = [(n, c, k) for n in range(1, 13) for c in range(n + 1) for k in range(1, n + 1)]
+    cases += [(200, c, k) for c in (0, 1, 99, 199, 200) for k in (1, 64, 128, 200)]
     values = ", ".join(f"({n}, {c}, {k})" for n, c, k in cases)
-    found = answer(store, f"SELECT n, c, k, pass_at_k(n, c, k) FROM (VALUES {values}) AS t(n, c, k)")
-    for n, c, k, estimate in found:
-        exact = 1 - Fraction(comb(n - c, k), comb(n, k))  # type: ignore[operator, arg-type]
-        assert estimate == pytest.approx(float(exact), abs=1e-12), (n, c, k)
+    found = answer(store, f"SELECT n, c, k, pass_at_k(n, c, k), pass_hat_k(n, c, k) FROM (VALUES {values}) AS t(n, c, k)")
+    for (n, c, k), (*_, at_k, hat_k) in zip(cases, found, strict=True):
+        assert at_k == pytest.approx(float(1 - Fraction(comb(n - c, k), comb(n, k))), abs=1e-12), (n, c, k)
+        assert hat_k == pytest.approx(float(Fraction(comb(c, k), comb(n, k))), abs=1e-12), (n, c, k)
+
+
+outcomes = st.lists(st.lists(st.sampled_from([1.0, 0.0, None]), min_size=1, max_size=5), min_size=1, max_size=4)
+"""By group, the reward of each attempt; of None nobody knows."""
+
+
+@settings(max_examples=15, deadline=None)
+@given(outcomes)
+def test_a_runs_estimates_are_the_means_of_its_groups(drawn: list[list[float | None]]) -> None:
+    events: list[Event] = []
+    for number, rewards in enumerate(drawn):
+        task = task_submitted(f"task-{number}", attempts=len(rewards))
+        events.append(task)
+        for index, reward in enumerate(rewards):
+            attempt = Attempt(task, index=index, reward=reward or 0.0)
+            events.append(attempt.failed() if reward is None else attempt.scored())
+    with tempfile.TemporaryDirectory() as folder:
+        publish_events(Path(folder), *events)
+        query = "SELECT k, pass_at_k, pass_hat_k FROM pass_at_k JOIN pass_hat_k USING (run_id, environment, k)"
+        found = answer(Path(folder), query)
+    for k, at_k, hat_k in found:
+        assert isinstance(k, int)
+        counts = [(sum(r is not None for r in rewards), sum(r == 1 for r in rewards)) for rewards in drawn if len(rewards) >= k]
+        exact = [(1 - Fraction(comb(n - c, k), comb(n, k)), Fraction(comb(c, k), comb(n, k))) for n, c in counts if n >= k]
+        expected = [float(sum(column) / len(exact)) for column in zip(*exact, strict=True)] or [None, None]
+        assert [at_k, hat_k] == pytest.approx(expected, abs=1e-12), k
 
 
 def test_fewer_attempts_than_k_give_no_estimate(store: Path) -> None:
     assert answer(store, "SELECT pass_at_k(3, 3, 4), pass_at_k(3, 0, 3)") == [(None, 0.0)]
+    assert answer(store, "SELECT pass_hat_k(3, 3, 4), pass_hat_k(3, 2, 3)") == [(None, 0.0)]
 
 
 @dataclass(frozen=True)
@@ -219,6 +292,94 @@ def terminal_record(attempt: Attempt, revision: int, number: int) -> RolloutScor
     error = ErrorInfo(kind="x", stage="agent", message="x", retryable=False)
     record = RolloutScored.of_failure(attempt.ready(), error, at(1))
     return record.model_copy(update={"event_id": f"terminal-{number}", "revision": revision, "reward": float(number)})
+
+
+# What trainers and analysts ask.
+
+
+def played_with_tools() -> list[Event]:
+    attempt = Attempt(task_submitted("tools"))
+    return [attempt.task, attempt.completed(), with_tools(attempt.scored())]
+
+
+def test_a_tool_call_has_what_came_back_for_it_also_when_its_id_comes_again(tmp_path: Path) -> None:
+    publish_events(tmp_path, *played_with_tools())
+    columns = "message_index, call_index, tool_call_id, tool, arguments, result"
+    assert answer(tmp_path, f"SELECT {columns} FROM tool_calls ORDER BY 1, 2") == [
+        (2, 0, "call-1", "search", '{"q": "1"}', "one"),
+        (2, 1, "call-2", "sum", '{"a": 1}', "two"),
+        (5, 0, "call-1", "search", '{"q": "2"}', "three"),
+    ]
+
+
+def test_time_adds_up_and_a_failed_attempt_has_what_is_known(store: Path) -> None:
+    columns = "seeding_s, queued_s, agent_s, environment_s, model_s, harness_s, verify_s, total_s, other_s"
+    found = answer(store, f"SELECT DISTINCT status, {columns} FROM timing ORDER BY status")
+    # Submitted at 0, seeded at 1, scored at 5; a failure at 6 has no times of a session that counts.
+    assert found == [
+        ("completed", 1.0, 1.0, 2.0, 0.25, 1.5, 0.25, 0.5, 5.0, 0.5),
+        ("errored", None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0, 6.0),
+    ]
+
+
+def test_only_a_success_that_is_not_masked_is_an_example(tmp_path: Path) -> None:
+    task = task_submitted(attempts=4)
+    masked = Attempt(task, index=1).scored().model_copy(update={"mask": Mask(loss=True, baseline=False)})
+    middling, lost = Attempt(task, index=2, reward=0.5).scored(), Attempt(task, index=3).failed()
+    publish_events(tmp_path, task, Attempt(task).scored(), masked, middling, lost)
+    assert answer(tmp_path, "SELECT group_index, messages ->> '$[1].content' FROM sft_examples") == [(0, "It is 2.")]
+
+
+def test_a_pair_is_the_best_against_the_worst_and_of_equals_the_first(tmp_path: Path) -> None:
+    task, even = task_submitted("a", attempts=6), task_submitted("b", attempts=2)
+    tried = [*attempts(task, 0.0, 1.0, 1.0, 0.0, 0.5), *attempts(even, 0.5, 0.5)]
+    publish_events(tmp_path, task, even, *(each.scored() for each in tried), Attempt(task, index=5).failed())
+    columns = "task_id, chosen, rejected, chosen_reward, rejected_reward, margin, attempts"
+    assert answer(tmp_path, f"SELECT {columns} FROM preference_pairs") == [
+        ("a", tried[1].rollout, tried[0].rollout, 1.0, 0.0, 1.0, 5)
+    ]
+
+
+def test_an_advantage_is_over_the_attempts_of_the_baseline(tmp_path: Path) -> None:
+    task, even = task_submitted("a", attempts=4), task_submitted("b", attempts=2)
+    masked = Attempt(task, index=3, reward=5.0).scored().model_copy(update={"mask": Mask(loss=False, baseline=True)})
+    scored = [each.scored() for each in (*attempts(task, 1.0, 0.0), *attempts(even, 0.5, 0.5))]
+    publish_events(tmp_path, task, even, *scored, Attempt(task, index=2).failed(), masked)
+    columns = "task_id, group_index, complete, counted, group_mean, group_std, advantage"
+    assert answer(tmp_path, f"SELECT {columns} FROM grpo_groups ORDER BY 1, 2") == [
+        ("a", 0, True, 2, 0.5, 0.5, 1.0),
+        ("a", 1, True, 2, 0.5, 0.5, -1.0),
+        ("a", 2, True, 2, 0.5, 0.5, None),
+        ("a", 3, True, 2, 0.5, 0.5, 9.0),
+        ("b", 0, True, 2, 0.5, 0.0, 0.0),
+        ("b", 1, True, 2, 0.5, 0.0, 0.0),
+    ]
+
+
+def test_steps_of_are_those_of_the_rollouts_in_order(tmp_path: Path) -> None:
+    task = task_submitted(attempts=3)
+    lost, kept, other = Attempt(task, try_=0), Attempt(task, try_=1), Attempt(task, index=1)
+    publish_events(tmp_path, task, *kept.events(), *other.events(), lost.stepped(), *Attempt(task, index=2).events())
+    found = answer(tmp_path, f"SELECT rollout_id, try, counts FROM steps_of(['{kept.rollout}', '{other.rollout}'])")
+    assert found == sorted([(kept.rollout, 0, False), (kept.rollout, 1, True), (other.rollout, 0, True)])
+
+
+def test_a_payload_in_parts_is_whole_in_every_view(tmp_path: Path) -> None:
+    long = Attempt(answer="x" * 100_000)
+    publish_events(tmp_path, long.task, *long.events(), *Attempt(task_submitted("short")).events())
+    of_long = f"WHERE rollout_id = '{long.rollout}'"
+    assert answer(tmp_path, f"SELECT len(messages ->> '$[1].content') FROM trajectories {of_long}") == [(100_000,)]
+    assert answer(tmp_path, f"SELECT len(message ->> '$.content') FROM steps {of_long}") == [(100_000,)]
+    assert answer(tmp_path, f"SELECT len(messages ->> '$[1].content') FROM sft_examples {of_long}") == [(100_000,)]
+    assert answer(tmp_path, "SELECT count(*) FROM events WHERE payload IS NULL") == [(0,)]
+
+
+def test_of_a_group_that_was_published_twice_the_first_task_is_told(tmp_path: Path) -> None:
+    task = task_submitted(attempts=2)
+    again = task.model_copy(update={"event_id": "another", "attempts": 3})
+    publish_events(tmp_path, task, again, *Attempt(task).events())
+    assert answer(tmp_path, "SELECT size FROM tasks") == [(2,)]
+    assert answer(tmp_path, "SELECT size, ended, complete FROM groups") == [(2, 1, False)]
 
 
 # Retries, and runs that are held up.
@@ -303,3 +464,14 @@ def test_no_ticket_of_a_retry_is_published_nor_the_one_of_its_episode(tmp_path: 
     ((both,),) = answer(tmp_path, "SELECT string_agg(payload, '') FROM retry_scheduled")
     assert CANARY not in str(both)
     assert answer(tmp_path, "SELECT count(*) FROM retry_scheduled") == [(2,)]
+
+
+def test_a_regrade_waits_until_its_revision_or_a_newer_one_is_there(tmp_path: Path) -> None:
+    task = task_submitted("a", attempts=2)
+    one, two = attempts(task, 0.0, 1.0)
+    asked = [regrade(each.completed(), 1, "2", CAUSE, at=at(9), worker="w") for each in (one, two)]
+    again = Attempt(task, index=0, reward=0.5).scored(revision=1)
+    publish_events(tmp_path, task, *one.events(), *two.events(), two.verification_retry(), *asked, again)
+    columns = "task_id, revision, wanted_version, reward_before, reward, waiting"
+    found = answer(tmp_path, f"SELECT {columns} FROM regrades ORDER BY waiting")
+    assert found == [("a", 1, "2", 0.0, 0.5, False), ("a", 1, "2", 1.0, None, True)]

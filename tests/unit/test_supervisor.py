@@ -23,8 +23,8 @@ from rollstream.supervisor import (
     running,
     stop_running,
 )
-from rollstream.supervisor.plan import Restarts, ready_worker
-from rollstream.supervisor.state import ProcessRecord, read_state
+from rollstream.supervisor.plan import Restarts, ready_worker, workers_of
+from rollstream.supervisor.state import ProcessRecord, SupervisorState, read_state, supervised_pools, write_state
 
 READY = """
 import json, sys, time
@@ -122,6 +122,29 @@ def test_a_plan_is_one_process_for_all_or_one_for_each(
 def test_a_plan_that_cannot_be_is_refused(workers: list[str], replicas: dict[str, int], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         plan(workers, replicas=replicas)
+
+
+def test_a_pool_has_every_worker_but_the_one_that_reads_for_all() -> None:
+    (spec,) = plan([], pool="gpu")
+    assert (spec.name, spec.workers) == ("workers.gpu", ("env_worker", "agent_worker", "verifier_worker"))
+    names = [spec.name for spec in plan(["agent_worker"], replicas={"agent_worker": 2}, pool="gpu")]
+    assert names == ["agent_worker.gpu", "agent_worker.gpu-2"]
+    assert workers_of("default") == WORKERS
+    with pytest.raises(UsageError, match="store_worker reads what all pools write: start it without --pool"):
+        plan(["store_worker"], pool="gpu")
+
+
+def test_pools_share_a_data_directory_and_not_a_supervisor(tmp_path: Path) -> None:
+    with SupervisorLock(tmp_path), SupervisorLock(tmp_path, "gpu"):
+        for pool in ("gpu", "default", "a-b"):
+            write_state(tmp_path, SupervisorState(supervisor=ProcessRecord.of(os.getpid(), pool), bootstrap="b"), pool)
+        with pytest.raises(AlreadyRunning, match="for pool gpu run already"), SupervisorLock(tmp_path, "gpu"):
+            pass
+    assert supervised_pools(tmp_path) == ["default", "a-b", "gpu"]
+    found = running(tmp_path, "gpu")
+    assert found is not None
+    assert found.supervisor.name == "gpu"
+    assert running(tmp_path, "other") is None
 
 
 def test_a_process_that_keeps_dying_at_its_start_is_given_up_after_growing_delays() -> None:

@@ -1,4 +1,4 @@
-"""`chat`: one model call a turn, and its text is the answer."""
+"""`chat`: one model call a turn, and its text is the answer, or what the agent says next."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -6,8 +6,8 @@ from typing import ClassVar
 from rollstream.models.protocol import ContextOverflow
 from schemas.episode import StopReason
 from schemas.session import SessionReady, Submission
-from schemas.values import ChatMessage
-from services.agent_worker.harnesses.protocol import Capabilities, Models, Turn
+from schemas.values import ChatMessage, text_of
+from services.agent_worker.harnesses.protocol import AgentBox, Capabilities, Models, Turn
 
 _STOP: dict[str | None, StopReason] = {"length": "length", "content_filter": "content_filter"}
 
@@ -15,9 +15,9 @@ _STOP: dict[str | None, StopReason] = {"length": "length", "content_filter": "co
 class ChatHarness:
     name: ClassVar[str] = "chat"
     version: ClassVar[str] = "1"
-    capabilities: ClassVar[Capabilities] = Capabilities(interactions=frozenset({"single_turn"}))
+    capabilities: ClassVar[Capabilities] = Capabilities(interactions=frozenset({"single_turn", "conversation", "gymnasium"}))
 
-    async def open(self, descriptor: SessionReady, models: Models) -> "ChatSession":
+    async def open(self, descriptor: SessionReady, models: Models, box: AgentBox | None) -> "ChatSession":
         return ChatSession(models)
 
 
@@ -39,11 +39,3 @@ class ChatSession:
 
     async def close(self) -> Submission:
         return Submission(text=self._answer)
-
-
-def text_of(message: ChatMessage) -> str:
-    """The text of a message, whether it is a string or a list of parts."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if isinstance(part.get("text"), str))  # type: ignore[misc]
-    return content or ""

@@ -1,0 +1,5 @@
+"""Shopping carts."""
+
+from cart.cart import Cart, Line
+
+__all__ = ["Cart", "Line"]

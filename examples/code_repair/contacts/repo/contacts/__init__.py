@@ -1,0 +1,5 @@
+"""Address books."""
+
+from contacts.book import read, write
+
+__all__ = ["read", "write"]

@@ -1,0 +1,5 @@
+"""Remembering results."""
+
+from remembered.cache import remembered
+
+__all__ = ["remembered"]

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+from rollstream.cancelling import ended
 from rollstream.errors import BoundaryFailure, Refused, SandboxUnavailable, Stage, UsageError
 from rollstream.eventlog.connection import UNCONNECTED, installation_of
 from rollstream.eventlog.reading import open_reader
@@ -176,9 +177,7 @@ class SandboxKeeping:
         return SessionSandboxes(self, provider, holder)
 
     async def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        await ended(self._looking)
         for opening in [*self._kept.values()]:
             # What is being opened only asks the broker who we are.
             with suppress(BoundaryFailure, UsageError):

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -11,6 +11,7 @@ import pytest
 
 from rollstream.broker import EmbeddedBroker
 from rollstream.settings import KafkaSettings, Settings
+from tests import hanging
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,17 @@ class TestBroker:
 
     bootstrap: str
     data_dir: Path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: "pytest.CallInfo[None]"
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test whose time is over says what it waits for."""
+    report = yield
+    if call.excinfo is not None and "pytest-timeout" in str(call.excinfo.value) and (text := hanging.stacks(call.excinfo.tb)):
+        report.sections.append(("Tasks that were waiting", text))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

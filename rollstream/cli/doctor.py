@@ -29,7 +29,7 @@ from rollstream.cli.stack import home
 from rollstream.errors import BoundaryFailure, BrokerUnavailable, SandboxUnavailable, UsageError
 from rollstream.eventlog import provisioning
 from rollstream.eventlog.backlog import Backlog, read_backlog
-from rollstream.eventlog.connection import connect_admin
+from rollstream.eventlog.connection import close_admin, connect_admin
 from rollstream.eventlog.groups import GroupState, open_groups
 from rollstream.eventlog.pools import Pools
 from rollstream.eventlog.provisioning import TopicState
@@ -124,7 +124,7 @@ async def _ask_broker(bootstrap: str, settings: Settings) -> _Broker:
     try:
         topics = await provisioning.describe(admin, settings.kafka)
     finally:
-        await admin.close()
+        await close_admin(admin)
     async with open_groups(bootstrap, settings) as groups:
         states = await groups.describe()
         done = await groups.done() if settings.pools else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from rollstream.broker import EmbeddedBroker, ensure_broker
 from rollstream.errors import UsageError
 from rollstream.eventlog import provisioning
-from rollstream.eventlog.connection import connect_admin
+from rollstream.eventlog.connection import close_admin, connect_admin
 from rollstream.eventlog.groups import open_groups
 from rollstream.settings import Settings
 from rollstream.supervisor import ProcessSpec, Supervisor, SupervisorLock, running
@@ -145,7 +145,7 @@ async def require_topics(bootstrap: str, settings: Settings) -> None:
     try:
         await provisioning.require(admin, settings.kafka)
     finally:
-        await admin.close()
+        await close_admin(admin)
 
 
 def _worker_command(spec: ProcessSpec) -> list[str]:

@@ -11,7 +11,7 @@ from rollstream.broker import find_broker
 from rollstream.cli.common import Config, DataDir, err, out, read_settings, table
 from rollstream.errors import RollstreamError
 from rollstream.eventlog import provisioning
-from rollstream.eventlog.connection import connect_admin
+from rollstream.eventlog.connection import close_admin, connect_admin
 from rollstream.eventlog.provisioning import Provisioned, TopicState
 from rollstream.settings import Settings
 from topics.catalogue import CATALOGUE
@@ -96,7 +96,7 @@ async def _ensure(settings: Settings) -> Provisioned:
     try:
         return await provisioning.ensure(admin, settings.kafka)
     finally:
-        await admin.close()
+        await close_admin(admin)
 
 
 async def _describe(settings: Settings) -> list[TopicState]:
@@ -104,7 +104,7 @@ async def _describe(settings: Settings) -> list[TopicState]:
     try:
         return await provisioning.describe(admin, settings.kafka)
     finally:
-        await admin.close()
+        await close_admin(admin)
 
 
 def _exit_on(sentences: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from faststream.specification import AsyncAPI
 import rollstream
 from rollstream.errors import BoundaryFailure, BrokerRefuses
 from rollstream.eventlog import provisioning
-from rollstream.eventlog.connection import UNCONNECTED, connect_admin, consumer_options
+from rollstream.eventlog.connection import UNCONNECTED, close_admin, connect_admin, consumer_options
 from rollstream.eventlog.control import RunControl
 from rollstream.eventlog.failures import Boundary, Settler, TaskFailure, headers_of
 from rollstream.eventlog.groups import group_name
@@ -141,7 +141,7 @@ def worker_app(settings: Settings, wiring: Wiring, clients: Clients) -> WorkerAp
         await clients.control.close()
         await clients.producer.stop()
         for admin in admins:
-            await admin.close()
+            await close_admin(admin)
 
     app = WorkerApp(broker, name, start=[start, *wiring.start], stop=[*wiring.stop, stop])
     handovers = [_handover(settings, name, route.consumes) for route in wiring.routes if settings.pools]

@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from rollstream.cancelling import shielded
 from rollstream.errors import BrokerUnavailable
 from rollstream.settings import KafkaSettings
 
@@ -55,11 +56,19 @@ async def connect_admin(bootstrap: str, deadline_s: float = CONNECT_S) -> AIOKaf
     """
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=round(deadline_s * 1000))
     try:
-        await asyncio.wait_for(admin.start(), deadline_s)
-    except (KafkaError, TimeoutError, OSError) as error:
-        await admin.close()
-        raise unreachable(bootstrap, error) from None
+        async with asyncio.timeout(deadline_s):
+            await admin.start()
+    except BaseException as error:
+        await close_admin(admin)
+        if isinstance(error, KafkaError | TimeoutError | OSError):
+            raise unreachable(bootstrap, error) from None
+        raise
     return admin
+
+
+async def close_admin(admin: AIOKafkaAdminClient) -> None:
+    """Close an admin client, also while the caller is being cancelled."""
+    await shielded(admin.close())
 
 
 async def start_consumer(consumer: AIOKafkaConsumer, bootstrap: str) -> None:
@@ -69,17 +78,21 @@ async def start_consumer(consumer: AIOKafkaConsumer, bootstrap: str) -> None:
         BrokerUnavailable: nobody answers at `bootstrap`.
     """
     try:
-        await asyncio.wait_for(consumer.start(), CONNECT_S)
-    except (KafkaError, OSError, TimeoutError) as error:
+        async with asyncio.timeout(CONNECT_S):
+            await consumer.start()
+    except BaseException as error:
         await stop_consumer(consumer)
-        raise unreachable(bootstrap, error) from None
-    except asyncio.CancelledError:
-        await stop_consumer(consumer)
+        if isinstance(error, KafkaError | TimeoutError | OSError):
+            raise unreachable(bootstrap, error) from None
         raise
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
-    """Stop a consumer, whatever it is doing at the moment."""
+    """Stop a consumer, whatever it is doing at the moment, also while the caller is being cancelled."""
+    await shielded(_stop(consumer))
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
     # Stopped while it waits to fetch again, aiokafka lets its own cancellation escape, which looks as if its caller were
     # cancelled, and leaves its client open.
     stopping = asyncio.ensure_future(consumer.stop())
@@ -102,7 +115,7 @@ async def installation_of(bootstrap: str, kafka: KafkaSettings) -> str:
     except (KafkaError, OSError, TimeoutError) as error:
         raise unreachable(bootstrap, error) from None
     finally:
-        await admin.close()
+        await close_admin(admin)
     return f"{cluster['cluster_id']}/{kafka.topic_prefix}"
 
 

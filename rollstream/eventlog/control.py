@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from rollstream.cancelling import ended
 from rollstream.eventlog.reading import LogReader, Record, interrupted, open_reader
 from rollstream.settings import KafkaSettings
 from schemas.envelope import Event
@@ -79,9 +80,7 @@ class RunControl:
         self._task = asyncio.create_task(self._follow(positions))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await ended(self._task)
 
     def paused(self, run: str) -> RunPaused | None:
         """The pause that holds for a run, or None when it may go on."""

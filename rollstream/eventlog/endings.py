@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from rollstream.cancelling import ended
 from rollstream.eventlog.connection import UNCONNECTED
 from rollstream.eventlog.reading import Record, interrupted, open_reader
 from rollstream.settings import Settings
@@ -54,9 +55,7 @@ class SessionEndings:
         self._task.add_done_callback(self._stopped)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await ended(self._task)
 
     def wake(self, acted_at: datetime) -> None:
         """Something is held for an action of that time: read from then on, if that is not done already."""

@@ -16,7 +16,9 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from rollstream.eventlog.connection import UNCONNECTED, consumer_options
+from rollstream.cancelling import ended
+from rollstream.errors import BrokerUnavailable
+from rollstream.eventlog.connection import UNCONNECTED, consumer_options, start_consumer, stop_consumer
 from rollstream.eventlog.ownership import Assignment
 from rollstream.settings import KafkaSettings, Settings
 from topics.catalogue import AGENT_STEPS, ENV_OBSERVATIONS, EPISODES_COMPLETED, SESSIONS_READY, Topic
@@ -121,10 +123,7 @@ class SessionFollower:
         self._spawn(self._follow())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await ended(*self._tasks)
 
     def assigned(self, assignment: Assignment) -> None:
         """Take note of which partitions are owned now. Called without an await between the old state and the new one."""
@@ -200,7 +199,7 @@ class SessionFollower:
                 async with self._consumer() as consumer:
                     await self._scan_once(consumer, gained)
                 return
-            except (KafkaError, OSError, TimeoutError) as error:
+            except (KafkaError, OSError, BrokerUnavailable) as error:
                 log.warning("cannot read what happened to sessions before, trying again: %r", error)
                 await asyncio.sleep(RECONNECT_S)
 
@@ -279,7 +278,7 @@ class SessionFollower:
                     self._changed = True
                     while True:
                         await self._poll(consumer)
-            except (KafkaError, OSError, TimeoutError) as error:
+            except (KafkaError, OSError, BrokerUnavailable) as error:
                 log.warning("cannot follow observations, trying again: %r", error)
             await asyncio.sleep(RECONNECT_S)
 
@@ -361,13 +360,13 @@ class SessionFollower:
     async def _consumer(self) -> "AsyncIterator[AIOKafkaConsumer[Any, Any]]":
         options = consumer_options(self._kafka) | {"fetch_max_wait_ms": FETCH_WAIT_MS}
         consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, group_id=None, **options)
+        await start_consumer(consumer, self._bootstrap)
         try:
-            await asyncio.wait_for(consumer.start(), 15)
             for topic in (SESSIONS_READY, EPISODES_COMPLETED, AGENT_STEPS, ENV_OBSERVATIONS):
                 await consumer._client.add_topic(self._name(topic))
             yield consumer
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     def _name(self, topic: Topic) -> str:
         return self._kafka.topic_prefix + topic.name

@@ -13,7 +13,7 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
 
 from rollstream.errors import BrokerUnavailable
 from rollstream.eventlog.commits import decode_done
-from rollstream.eventlog.connection import connect_admin, start_consumer, stop_consumer
+from rollstream.eventlog.connection import close_admin, connect_admin, start_consumer, stop_consumer
 from rollstream.eventlog.metadata import describe_topics
 from rollstream.eventlog.pools import Pools
 from rollstream.settings import DEFAULT_POOL, KafkaSettings, Settings
@@ -226,7 +226,7 @@ async def open_groups(bootstrap: str, settings: Settings) -> AsyncIterator[Group
         finally:
             await stop_consumer(consumer)
     finally:
-        await admin.close()
+        await close_admin(admin)
 
 
 @contextmanager

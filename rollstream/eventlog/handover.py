@@ -15,6 +15,7 @@ from typing import Protocol
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
+from rollstream.cancelling import ended
 from rollstream.errors import BrokerUnavailable
 from rollstream.eventlog.commits import Commit
 from rollstream.eventlog.offsets import NO_MEMBER, Membership
@@ -114,9 +115,7 @@ class Places:
             self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await ended(self._task)
 
     async def _keep(self, offsets: Offsets) -> None:
         while True:

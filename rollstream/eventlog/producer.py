@@ -18,6 +18,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
+from rollstream.cancelling import shielded
 from rollstream.errors import BoundaryFailure, BrokerRefuses
 from rollstream.eventlog.connection import LINGER_MS, UNCONNECTED, producer_options, unreachable
 from rollstream.settings import KafkaSettings, Settings
@@ -86,15 +87,17 @@ class EventProducer:
         )
         try:
             await producer.start()
-        except (KafkaError, OSError) as error:
-            await producer.stop()
-            raise unreachable(self._bootstrap, error) from None
+        except BaseException as error:
+            await shielded(producer.stop())
+            if isinstance(error, KafkaError | OSError):
+                raise unreachable(self._bootstrap, error) from None
+            raise
         self._producer = producer
         return self
 
     async def stop(self) -> None:
         if self._producer is not None:
-            await self._producer.stop()
+            await shielded(self._producer.stop())
             self._producer = None
 
     async def __aenter__(self) -> "EventProducer":

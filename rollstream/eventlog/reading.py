@@ -10,6 +10,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from rollstream.cancelling import ended
 from rollstream.errors import BrokerUnavailable
 from rollstream.eventlog.connection import consumer_options, start_consumer, stop_consumer, unreachable
 from rollstream.eventlog.metadata import describe_topics
@@ -32,8 +33,7 @@ async def interrupted(reading: Coroutine[Any, Any, None]) -> Exception | None:
     try:
         await asyncio.wait([task])
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await ended(task)
     error = None if task.cancelled() else task.exception()
     if error is None or isinstance(error, KafkaError | OSError | BrokerUnavailable):
         return error

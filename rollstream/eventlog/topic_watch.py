@@ -13,6 +13,7 @@ from uuid import UUID
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from rollstream.cancelling import ended
 from rollstream.errors import RollstreamError
 from rollstream.eventlog.metadata import TopicFound, describe_topics
 from rollstream.settings import KafkaSettings
@@ -71,9 +72,7 @@ class TopicWatch:
         self._task = asyncio.create_task(self._watch(admin))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await ended(self._task)
 
     async def _watch(self, admin: AIOKafkaAdminClient) -> None:
         before: str | None = None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from rollstream.cancelling import shielded
 from rollstream.errors import Refused, SandboxUnavailable, Stage
 from rollstream.sandboxes import transfer
 from rollstream.sandboxes.capture import Captures
@@ -26,7 +27,6 @@ from rollstream.sandboxes.protocol import (
     OnOutput,
     Stdin,
     Stream,
-    shielded,
 )
 from schemas.sandbox import SandboxSpec, User
 

@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
+from rollstream.cancelling import shielded
 from rollstream.errors import Refused, SandboxUnavailable, Stage
 from rollstream.sandboxes import enter
 from rollstream.sandboxes.base import BaseSandbox, Command
@@ -35,7 +36,6 @@ from rollstream.sandboxes.protocol import (
     Mount,
     SandboxTag,
     refuse_unless_enforced,
-    shielded,
 )
 from rollstream.sandboxes.records import RECORD, make_own, read_record, recorded, write_record
 from schemas.sandbox import SandboxSpec, User

@@ -20,6 +20,7 @@ import docker.errors
 import docker.types
 import docker.utils
 
+from rollstream.cancelling import shielded
 from rollstream.errors import Refused, SandboxUnavailable, Stage
 from rollstream.sandboxes.base import BaseSandbox, Command
 from rollstream.sandboxes.capture import Captures
@@ -33,7 +34,6 @@ from rollstream.sandboxes.protocol import (
     Mount,
     SandboxTag,
     refuse_unless_enforced,
-    shielded,
 )
 from rollstream.sandboxes.tags import HANDLE, from_labels, labels
 from schemas.sandbox import SandboxSpec, User
@@ -259,8 +259,9 @@ class DockerSandbox(BaseSandbox):
                         await captures.add(name, chunk)
                 finally:
                     feeding.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await feeding
+                    await asyncio.wait([feeding])
+                    if not feeding.cancelled():
+                        feeding.result()
         except EngineRefused as error:
             raise self.unavailable(f"the engine does not run the command: {error}") from error
         except EngineLost as error:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from pydantic import AwareDatetime
 
+from rollstream.cancelling import shielded
 from rollstream.errors import EnvironmentFailure, SandboxUnavailable
 from rollstream.sandboxes.journal import FENCED, Journal, Opened, find
 from rollstream.sandboxes.leases import LeasedSandbox, Leases
-from rollstream.sandboxes.protocol import Sandbox, shielded
+from rollstream.sandboxes.protocol import Sandbox
 from schemas.envelope import now
 from schemas.sandbox import SandboxHolder, SandboxSpec
 from schemas.values import JsonObject, Name, Value

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
+from rollstream.cancelling import shielded
 from rollstream.errors import SandboxUnavailable
 from rollstream.sandboxes.protocol import (
     MAX_OUTPUT_BYTES,
@@ -24,7 +25,6 @@ from rollstream.sandboxes.protocol import (
     SandboxProvider,
     SandboxTag,
     Stdin,
-    shielded,
 )
 from schemas.envelope import Event, now
 from schemas.sandbox import SandboxHolder, SandboxLeased, SandboxReleased, SandboxSpec, User

@@ -16,11 +16,12 @@ from typing import ClassVar
 
 import psutil
 
+from rollstream.cancelling import shielded
 from rollstream.errors import Refused, Stage
 from rollstream.sandboxes.base import BaseSandbox, Command
 from rollstream.sandboxes.capture import Captures
 from rollstream.sandboxes.processes import NotStarted, run_process
-from rollstream.sandboxes.protocol import Enforces, FoundSandbox, Mount, SandboxTag, refuse_unless_enforced, shielded
+from rollstream.sandboxes.protocol import Enforces, FoundSandbox, Mount, SandboxTag, refuse_unless_enforced
 from rollstream.sandboxes.records import make_own, recorded, write_record
 from schemas.sandbox import SandboxSpec, User
 

@@ -4,7 +4,6 @@ A command that fails is a result. `SandboxUnavailable` means that the box or its
 the command and can be tried again; it is never how a command's own failure is told.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -302,13 +301,3 @@ def unenforced(provider: str, can: Enforces, spec: SandboxSpec) -> str | None:
 
 
 _USE = "use another provider, or a specification that asks for less"
-
-
-async def shielded(call: Awaitable[None]) -> None:
-    """Let a clean-up finish although its task is being cancelled."""
-    task = asyncio.ensure_future(call)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rollstream.cancelling import shielded
 from rollstream.errors import BoundaryFailure, UsageError
 from rollstream.sandboxes.leases import EventSink
-from rollstream.sandboxes.protocol import FoundSandbox, SandboxProvider, SandboxTag, shielded
+from rollstream.sandboxes.protocol import FoundSandbox, SandboxProvider, SandboxTag
 from schemas.envelope import Event, now
 from schemas.sandbox import ReleasedHow, SandboxHolder, SandboxLeased, SandboxReleased
 

@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollstream.cancelling import shielded
 from rollstream.errors import Refused, SandboxUnavailable
 from rollstream.sandboxes.leases import LeasedSandbox, Leases
-from rollstream.sandboxes.protocol import Mount, Sandbox, shielded
+from rollstream.sandboxes.protocol import Mount, Sandbox
 from schemas.sandbox import SandboxHolder, SandboxSpec
 
 log = logging.getLogger(__name__)

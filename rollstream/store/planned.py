@@ -93,7 +93,8 @@ class PlannedLog:
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         try:
-            await asyncio.wait_for(self._process.wait(), END_S)
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

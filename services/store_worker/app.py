@@ -1,12 +1,11 @@
 """Wires store_worker: every topic -> DuckDB. It joins no consumer group, because its offsets stand in the store."""
 
 import asyncio
-import contextlib
 
 from faststream.kafka import KafkaBroker
 
 from rollstream.eventlog.apps import WorkerApp, bare_broker
-from rollstream.eventlog.connection import connect_admin
+from rollstream.eventlog.connection import close_admin, connect_admin
 from rollstream.eventlog.provisioning import require
 from rollstream.settings import Settings
 from services.store_worker.handler import Projector
@@ -25,7 +24,7 @@ def build(settings: Settings) -> WorkerApp:
         try:
             await require(admin, settings.kafka)
         finally:
-            await admin.close()
+            await close_admin(admin)
         await projector.start()
         task = asyncio.create_task(projector.run())
         task.add_done_callback(ended)
@@ -38,8 +37,7 @@ def build(settings: Settings) -> WorkerApp:
     async def stop() -> None:
         for task in running:
             task.cancel()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
         await projector.close()
 
     app = WorkerApp(bare_broker(settings, NAME), NAME, start=[start], stop=[stop])

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
+from rollstream.eventlog.apps import WorkerApp
 from rollstream.eventlog.producer import EventProducer
 from rollstream.eventlog.reading import Record, open_reader
 from rollstream.settings import ModelSettings, Settings
@@ -27,14 +28,38 @@ def with_model(settings: Settings, base_url: str, **changes: object) -> Settings
 
 @asynccontextmanager
 async def pipeline(settings: Settings, workers: Sequence[str] = PIPELINE) -> AsyncIterator[None]:
-    """Workers, running in this process."""
+    """Workers, running in this process. One that breaks ends the test with its reason."""
     apps = [build(name, settings) for name in workers]
     try:
         for app in apps:
             await app.start()
-        yield
+        with _ended_by(apps):
+            yield
     finally:
         await asyncio.gather(*(app.stop() for app in apps))
+
+
+@contextmanager
+def _ended_by(apps: Sequence[WorkerApp]) -> Iterator[None]:
+    """End what runs here as soon as a worker breaks: what it waits for would never come."""
+    here = asyncio.current_task()
+    assert here is not None
+
+    async def watch(app: WorkerApp) -> None:
+        await app.broken.wait()
+        here.cancel()
+
+    watching = [asyncio.create_task(watch(app)) for app in apps]
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not (broken := next((app for app in apps if app.failure is not None), None)):
+            raise
+        here.uncancel()
+        raise AssertionError(f"{broken.worker} broke: {broken.failure!r}") from broken.failure
+    finally:
+        for task in watching:
+            task.cancel()
 
 
 async def publish(settings: Settings, *events: Event) -> None:

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from rollstream.blobs import BlobStore
 from rollstream.environments import registry
@@ -69,7 +70,8 @@ class Verifying:
         self.provider = provider
         self.scratch = scratch
         self.blobs = BlobStore(str(scratch / "blobs"))
-        self.boxes = OwnBoxes(provider, "test")
+        self.worker = f"test-{uuid4().hex[:8]}"
+        self.boxes = OwnBoxes(provider, self.worker)
         (scratch / "repo").mkdir()
         for path, content in FILES.items():
             _write(scratch / "repo" / path, content)

@@ -33,7 +33,7 @@ async def bench(provider: SandboxProvider, tmp_path: Path) -> AsyncIterator[Veri
     """A repository and a provider; afterwards none of its boxes is left."""
     verifying = Verifying(provider, tmp_path)
     yield verifying
-    assert [box for box in await provider.found() if box.tag.installation == "own:test"] == []
+    assert [box for box in await provider.found() if box.tag.holder.worker == verifying.worker] == []
 
 
 async def test_the_fix_scores_one_and_its_verdict_says_why(bench: Verifying) -> None:

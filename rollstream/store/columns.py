@@ -6,10 +6,12 @@ most of what makes projection fast; otherwise each value is looked at alone, wit
 """
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from itertools import accumulate
+from typing import Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -134,6 +136,15 @@ def arrow_array(values: Sequence[Scalar], type_: SqlType) -> pa.Array:
     if type_ == "UUID":
         return pa.ExtensionArray.from_storage(ARROW_TYPES[type_], pa.array(values, pa.binary(16)))
     return pa.array(values, ARROW_TYPES[type_])
+
+
+def payload_array(values: Sequence[bytes | None]) -> pa.Array:
+    """Texts in valid UTF-8 as a PAYLOAD column, in memory that is asked for once: one that grows is moved again and again."""
+    if None in values:
+        return pa.array(values, ARROW_TYPES["PAYLOAD"])
+    texts = cast("Sequence[bytes]", values)
+    ends = array("q", accumulate(map(len, texts), initial=0))
+    return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(texts)))
 
 
 def as_utc(value: object) -> datetime | None:

@@ -5,8 +5,10 @@ tables. No pydantic models here: this decodes every event of the system once mor
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter, itemgetter
+from typing import NamedTuple, cast
 
 from rollstream.eventlog.reading import Record
 from rollstream.store import contamination, json_text
@@ -65,6 +67,9 @@ def _no_search_for_cycles() -> Iterator[None]:
 def _add(rows: Rows, records: list[Record]) -> None:
     """Add some records of one topic."""
     documents = json_text.read_all([record.value for record in records])
+    if alike := _alike(records[0].topic, documents):
+        _add_known(rows, alike.table, records, alike.documents, alike.versions)
+        return
     by_table: dict[str, tuple[EventTable, list[Record], list[Document], list[int | None]]] = {}
     known = _KNOWN.get(records[0].topic, {})
     for record, document in zip(records, documents, strict=True):
@@ -87,16 +92,48 @@ def _add(rows: Rows, records: list[Record]) -> None:
         _add_known(rows, table, found, readable, versions)
 
 
+class _Alike(NamedTuple):
+    """Events of one kind, and of versions whose columns we know how to pick."""
+
+    table: EventTable
+    documents: list[Document]
+    versions: list[int]
+
+
+def _alike(topic: str, documents: Sequence[Document | Unreadable]) -> _Alike | None:
+    """Almost all there is: found by loops in C, where looking at one after the other costs a tenth of the whole time."""
+    if not _DOCUMENT.issuperset(map(type, documents)):
+        return None
+    readable = cast("list[Document]", documents)
+    bodies = list(map(_BODY, readable))
+    try:
+        versions = list(map(_VERSION, bodies))
+        (kind,) = set(map(_KIND, bodies))
+    except (KeyError, TypeError, ValueError):
+        return None
+    table = _KNOWN.get(topic, {}).get(kind)
+    if table is None or not _INT.issuperset(map(type, versions)) or min(versions) < 0 or max(versions) > READABLE[kind]:
+        return None
+    return _Alike(table, readable, versions)
+
+
+_DOCUMENT = frozenset({Document})
+_INT = frozenset({int})
+_BODY = attrgetter("body")
+_KIND = itemgetter("kind")
+_VERSION = itemgetter("schema_version")
+_ID = itemgetter("event_id")
+
+
 def _add_known(
-    rows: Rows, table: EventTable, records: list[Record], documents: list[Document], versions: list[int | None]
+    rows: Rows, table: EventTable, records: list[Record], documents: list[Document], versions: Sequence[int | None]
 ) -> None:
     """Add events of known kinds and versions; one that lacks what every one of its kind has becomes something else."""
     bodies = [document.body for document in documents]
     picked = table.pick(bodies)
     missing = table.missing(picked)
-    for index, body in enumerate(bodies):
-        if not _has_id(body):
-            missing.setdefault(index, "event_id")
+    for index in _without_id(bodies):
+        missing.setdefault(index, "event_id")
     events = Events(records, documents, versions, picked)
     if missing:
         for index, what in missing.items():
@@ -118,7 +155,15 @@ def _keep(rows: Rows, rows_of_table: EventRows, events: Events) -> None:
             rows.add_public(DUPLICATES, (record.topic, ids[index], run, *_position(record)))
         events = events.only(kept)
         ids = [ids[index] for index in kept]
-    payloads: list[bytes | None] = []
+    rows_of_table.add(events, ids, _payloads(rows, table, events, ids))
+
+
+def _payloads(rows: Rows, table: EventTable, events: Events, ids: Sequence[bytes]) -> list[bytes | None]:
+    """What is published of each event; None where that is kept in parts."""
+    payloads: list[bytes | None] = [document.raw for document in events.documents]
+    if not table.withheld and max(map(len, payloads)) <= MAX_VALUE_BYTES:  # type: ignore[arg-type]
+        return payloads
+    payloads.clear()
     for record, document, event_id in zip(events.records, events.documents, ids, strict=True):
         payload = document.without(table.withheld) if table.withheld else document.raw
         if len(payload) <= MAX_VALUE_BYTES:
@@ -126,7 +171,7 @@ def _keep(rows: Rows, rows_of_table: EventRows, events: Events) -> None:
         else:
             payloads.append(None)
             _keep_in_parts(rows, record, document, event_id, payload)
-    rows_of_table.add(events, ids, payloads)
+    return payloads
 
 
 def _keep_beside(rows: Rows, table: EventTable, events: Events) -> None:
@@ -238,8 +283,18 @@ def _version(body: JsonObject) -> int:
     return version if type(version) is int and 0 <= version < 2**31 else 1
 
 
-def _has_id(body: JsonObject) -> bool:
-    return isinstance(body.get("event_id"), str) and body["event_id"] != ""
+def _without_id(bodies: Sequence[JsonObject]) -> list[int]:
+    """Which events have none."""
+    try:
+        ids = list(map(_ID, bodies))
+        if _TEXT.issuperset(map(type, ids)) and "" not in ids:
+            return []
+    except KeyError:
+        pass
+    return [index for index, body in enumerate(bodies) if not isinstance(found := body.get("event_id"), str) or not found]
+
+
+_TEXT = frozenset({str})
 
 
 def _run(document: Document) -> str | None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstream.eventlog.reading import Record
-from rollstream.store.columns import Row, arrow_array, utc_of_all_ms
+from rollstream.store.columns import Row, arrow_array, payload_array, utc_of_all_ms
 from rollstream.store.contamination import Prompt
 from rollstream.store.event_table import EventTable
 from rollstream.store.json_text import Document
@@ -25,7 +25,7 @@ class Events:
 
     records: list[Record]
     documents: list[Document]
-    versions: list[int | None]
+    versions: Sequence[int | None]
     picked: list[list[object]]
     """By column."""
 
@@ -62,6 +62,10 @@ class EventRows:
     def new(self, ids: Sequence[bytes]) -> list[int]:
         """Which of some events are to be kept: of each id, the first by offset."""
         if self.keeps_repeated:
+            return list(range(len(ids)))
+        distinct = set(ids)
+        if len(distinct) == len(ids) and self._seen.isdisjoint(distinct):
+            self._seen |= distinct
             return list(range(len(ids)))
         kept = []
         for index, event_id in enumerate(ids):
@@ -107,7 +111,7 @@ class EventRows:
             pc.coalesce(caused, occurred),
             pa.array(self._escaped, pa.bool_()),
             *own,
-            pa.array(self._payloads, pa.large_string()),
+            payload_array(self._payloads),
             pa.array(self._partitions, pa.int32()),
             pa.array(self._offsets, pa.int64()),
             recorded,

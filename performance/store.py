@@ -41,8 +41,8 @@ from rollstream.store.reader import open_snapshot
 from rollstream.store.rebuild import rebuild
 
 BATCH = 5_000
-ROUNDS = 8
-ROUND_BATCHES = 5
+ROUNDS = 5
+ROUND_BATCHES = 10
 WINDOW = 100_000
 DEADLINE_S = 1_800.0
 WORKER = "store_worker"

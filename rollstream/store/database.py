@@ -29,7 +29,7 @@ WORKING_MEMORY_MIB = 128
 """All that inserts and look-ups need."""
 KEPT_MEMORY_MIB = 32
 """What may stay in memory after a checkpoint. DuckDB would keep all that it read, up to the limit; a writer hardly uses it."""
-CHECKPOINT_BYTES = 64 * 1024 * 1024
+CHECKPOINT_BYTES = 32 * 1024 * 1024
 """How much may be inserted until it is compressed: more takes memory, and time after a crash; less is compressed twice."""
 # The log comes in one batch after another: a second thread costs memory and CPU time, and saves nothing.
 _THREADS = 1

@@ -134,8 +134,7 @@ class Feed:
 
 
 def _record(topic: str, partition: int, found: "ConsumerRecord[bytes | None, bytes | None]") -> Record:
-    headers = tuple((name, content or b"") for name, content in found.headers)
-    return Record(topic, partition, found.offset, found.timestamp, found.key, found.value, headers)
+    return Record(topic, partition, found.offset, found.timestamp, found.key, found.value, tuple(found.headers))
 
 
 def start_of(position: Position, stored: int | None, start: int, end: int) -> int:

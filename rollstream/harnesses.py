@@ -55,7 +55,9 @@ KNOWN_HARNESSES: dict[str, Capabilities] = {
 }
 
 
-class _Claims(Protocol):
+class Claims(Protocol):
+    """What a harness says of itself, as far as it is asked for here."""
+
     @property
     def interactions(self) -> frozenset[Interaction]: ...
     @property
@@ -66,7 +68,7 @@ class _Claims(Protocol):
 
 class _Harness(Protocol):
     @property
-    def capabilities(self) -> _Claims: ...
+    def capabilities(self) -> Claims: ...
 
 
 @dataclass(frozen=True, slots=True)

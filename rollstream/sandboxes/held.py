@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import AwareDatetime
 
-from rollstream.cancelling import shielded
+from rollstream.cancelling import ended, shielded
 from rollstream.errors import EnvironmentFailure, SandboxUnavailable
 from rollstream.sandboxes.journal import FENCED, Journal, Opened, find
 from rollstream.sandboxes.leases import LeasedSandbox, Leases
@@ -107,8 +107,7 @@ class HeldBox:
             return False
 
     async def _let_go(self) -> None:
-        self._keeping.cancel()
-        await asyncio.wait([self._keeping])
+        await ended(self._keeping)
 
 
 class SessionBoxes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from rollstream.cancelling import shielded
+from rollstream.cancelling import ended, shielded
 from rollstream.errors import SandboxUnavailable
 from rollstream.sandboxes.protocol import (
     MAX_OUTPUT_BYTES,
@@ -173,8 +173,7 @@ class LeasedSandbox:
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.wait([keeping])
+            await ended(keeping)
             if not keeping.cancelled() and (error := keeping.exception()):
                 raise error
 

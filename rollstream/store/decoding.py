@@ -158,12 +158,13 @@ def _keep(rows: Rows, rows_of_table: EventRows, events: Events) -> None:
     rows_of_table.add(events, ids, _payloads(rows, table, events, ids))
 
 
-def _payloads(rows: Rows, table: EventTable, events: Events, ids: Sequence[bytes]) -> list[bytes | None]:
+def _payloads(rows: Rows, table: EventTable, events: Events, ids: Sequence[bytes]) -> Sequence[bytes | None]:
     """What is published of each event; None where that is kept in parts."""
-    payloads: list[bytes | None] = [document.raw for document in events.documents]
-    if not table.withheld and max(map(len, payloads)) <= MAX_VALUE_BYTES:  # type: ignore[arg-type]
-        return payloads
-    payloads.clear()
+    if not table.withheld:
+        raws = [document.raw for document in events.documents]
+        if max(map(len, raws)) <= MAX_VALUE_BYTES:
+            return raws
+    payloads: list[bytes | None] = []
     for record, document, event_id in zip(events.records, events.documents, ids, strict=True):
         payload = document.without(table.withheld) if table.withheld else document.raw
         if len(payload) <= MAX_VALUE_BYTES:

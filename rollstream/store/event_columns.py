@@ -50,6 +50,15 @@ def _usage(*path: str) -> tuple[Column, ...]:
     return tuple(integer(name, *path, name) for name in names)
 
 
+_CALL = (
+    text("model", "call", "model"),
+    text("finish_reason", "call", "finish_reason"),
+    *_usage("call", "usage"),
+    moment("started_at", "call", "started_at"),
+    number("duration_s", "call", "duration_s"),
+    integer("attempts", "call", "attempts"),
+)
+
 RUN_PUBLISHED = EventTable(
     "RunPublished",
     "run_published",
@@ -100,12 +109,7 @@ AGENT_STEPPED = EventTable(
         integer("step_index", "index"),
         text("role", "role"),
         integer("turn", "call", "turn"),
-        text("model", "call", "model"),
-        text("finish_reason", "call", "finish_reason"),
-        *_usage("call", "usage"),
-        moment("started_at", "call", "started_at"),
-        number("duration_s", "call", "duration_s"),
-        integer("attempts", "call", "attempts"),
+        *_CALL,
         text("policy_version", "call", "policy_version"),
         number("cost_usd", "call", "cost_usd"),
     ),
@@ -294,12 +298,7 @@ ENVIRONMENT_CALLED = EventTable(
         text("cause_id", "cause"),
         integer("call_index", "index"),
         text("role", "role"),
-        text("model", "call", "model"),
-        text("finish_reason", "call", "finish_reason"),
-        *_usage("call", "usage"),
-        moment("started_at", "call", "started_at"),
-        number("duration_s", "call", "duration_s"),
-        integer("attempts", "call", "attempts"),
+        *_CALL,
         number("cost_usd", "call", "cost_usd"),
     ),
     # A simulated user knows its private goal, and a judge what a good answer is.

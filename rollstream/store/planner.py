@@ -19,6 +19,7 @@ from typing import NamedTuple
 import uvloop
 from aiokafka.errors import KafkaError
 
+from rollstream.cancelling import ended
 from rollstream.errors import UsageError
 from rollstream.eventlog.reading import Record
 from rollstream.store import handover
@@ -50,9 +51,7 @@ async def serve(
     working = asyncio.create_task(_answer(connection, source, positions, asked, keep_repeated=keep_repeated))
     listening = asyncio.create_task(_listen(connection, asked))
     await asyncio.wait([working, listening], return_when=asyncio.FIRST_COMPLETED)
-    working.cancel()
-    listening.cancel()
-    await asyncio.wait([working, listening])
+    await ended(working, listening)
     if not working.cancelled():
         working.result()
 

@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol, get_args
 
 from pydantic import TypeAdapter
 
 from rollstream.errors import ModelFailure
+from rollstream.harnesses import Claims
 from rollstream.models.protocol import Completion, ContextOverflow
+from rollstream.testing.completions import AT, scripted
 from schemas import identities
 from schemas.episode import StopReason
 from schemas.session import Interaction, SessionReady, Submission
@@ -31,13 +32,10 @@ from schemas.values import (
     EpisodeLimits,
     GroupRef,
     JsonObject,
-    Sampling,
     TaskRef,
-    Usage,
     text_of,
 )
 
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 TOOL: JsonObject = {
     "type": "function",
     "function": {"name": "look", "description": "Look around.", "parameters": {"type": "object", "properties": {}}},
@@ -45,15 +43,6 @@ TOOL: JsonObject = {
 MAX_TURNS = 5
 MAX_CALLS = 200
 _MESSAGES: TypeAdapter[list[ChatMessage]] = TypeAdapter(list[ChatMessage])
-
-
-class Capabilities(Protocol):
-    @property
-    def interactions(self) -> frozenset[Interaction]: ...
-    @property
-    def tools(self) -> bool: ...
-    @property
-    def needs_sandbox(self) -> bool: ...
 
 
 class Turn(Protocol):
@@ -76,7 +65,7 @@ class Harness(Protocol):
     @property
     def version(self) -> str: ...
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Claims: ...
     async def open(self, descriptor: SessionReady, models: Any, box: Any) -> AgentSession: ...
 
 
@@ -122,18 +111,7 @@ class ScriptedModels:
         if isinstance(answer, asyncio.Event):
             await answer.wait()
             raise AssertionError("a hanging model was woken")
-        return Completion(
-            message=answer,
-            finish_reason=self.finish_reason,
-            usage=Usage(prompt_tokens=1, completion_tokens=1),
-            response={},
-            model="scripted",
-            sampling=Sampling(),
-            started_at=AT,
-            duration_s=0.0,
-            attempts=1,
-            escaped=False,
-        )
+        return scripted(answer, self.finish_reason)
 
     async def record(self, completion: Completion, new_messages: Sequence[ChatMessage] = (), role: str = "policy") -> None:
         self.recorded.append(completion)

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
@@ -41,13 +40,13 @@ from rollstream.environments.registry import WORLDLESS
 from rollstream.errors import EnvironmentFailure
 from rollstream.models.protocol import Completion
 from rollstream.sandboxes.held import SessionBoxes
+from rollstream.testing.completions import scripted
 from schemas.action import Action, ToolCall, Utterance
 from schemas.session import Submission
-from schemas.values import ChatMessage, EpisodeLimits, Sampling, Usage
+from schemas.values import ChatMessage, EpisodeLimits
 from schemas.verdict import StepReward
 
 CLEANUP_S = 30.0
-AT = datetime(2026, 1, 1, tzinfo=UTC)
 _ACTION: TypeAdapter[ToolCall | Utterance] = TypeAdapter(Action)
 
 
@@ -103,18 +102,7 @@ class ScriptedRoles:
         self.asked.append((role, list(messages)))
         if isinstance(said, Exception):
             raise said
-        return Completion(
-            message={"role": "assistant", "content": said},
-            finish_reason="stop",
-            usage=Usage(prompt_tokens=1, completion_tokens=1),
-            response={},
-            model="scripted",
-            sampling=Sampling(),
-            started_at=AT,
-            duration_s=0.0,
-            attempts=1,
-            escaped=False,
-        )
+        return scripted({"role": "assistant", "content": said})
 
     def _next(self, role: str, messages: Sequence[ChatMessage]) -> str | Exception:
         if callable(self._answers):
